@@ -1,0 +1,107 @@
+"""The closed set of events that the agent logs. `docs/events.md` is generated from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How much an event matters to somebody who reads `journalctl -p`."""
+
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One kind of event. levels: the first is the usual one. fields: what it carries besides `event`, `level`, `message`."""
+
+    name: str
+    levels: tuple[Level, ...]
+    fields: tuple[str, ...]
+    meaning: str
+    guest: bool = False
+
+
+GUEST_FIELDS = ("vmid", "kind", "name", "guard")
+_I, _W, _E = Level.INFO, Level.WARN, Level.ERROR
+
+
+def _kind(name: str, levels: Level | tuple[Level, ...], fields: str, meaning: str, *, guest: bool = False) -> EventKind:
+    return EventKind(name, levels if isinstance(levels, tuple) else (levels,), tuple(fields.split()), meaning, guest)
+
+
+class Event:
+    """Every event there is; nothing else can be logged."""
+
+    DAEMON_STARTED = _kind("daemon_started", _I, "version node config interval_s", "The agent is up and begins to watch.")
+    DAEMON_STOPPING = _kind(
+        "daemon_stopping", _I, "signal in_flight", "The agent was asked to end; attempts in flight are followed at its next start."
+    )
+    CONFIG_REJECTED = _kind("config_rejected", _E, "file key reason", "A configuration was refused; the last valid one stays in force.")
+    CONFIG_RELOADED = _kind("config_reloaded", _I, "file", "The configuration was read again and is in force.")
+    SWEEP_ABORTED = _kind(
+        "sweep_aborted",
+        (_W, _E),
+        "reason aborted_in_a_row aborted_for_s",
+        "A sweep saw too little to judge: nothing was examined or changed. WARN at the first, ERROR at the third in a row or after 5 min.",
+    )
+    SWEEP_INCOMPLETE = _kind(
+        "sweep_incomplete",
+        _W,
+        "reason",
+        "A sweep could not read all that it needs; the guests concerned were left alone, the others were served.",
+    )
+    SWEEP_RESUMED = _kind("sweep_resumed", _I, "reason missed_s", "Sweeps are complete again.")
+    HEARTBEAT = _kind(
+        "heartbeat",
+        _I,
+        "sweeps_since_boot guests_evaluated currently_stopped left_down holds host_gate",
+        "Every 10th complete sweep: what was seen, with names and guards of the guests left down.",
+    )
+    HOST_GATE_CLOSED = _kind(
+        "host_gate_closed", (_I, _W), "reasons evidence", "Nothing is started until the gate opens. WARN for a mass stop."
+    )
+    HOST_GATE_OPENED = _kind("host_gate_opened", _I, "closed_s", "Guests are guarded again.")
+    HOST_WARNING = _kind("host_warning", _W, "reason", "Something about the host's boot needs a person's eye.")
+    GUEST_DOWN = _kind("guest_down", _I, "evidence cause", "A guest that ran, or should run, was seen stopped.", guest=True)
+    GUEST_WAITING = _kind("guest_waiting", _I, "evidence cause", "The guest stays down for now, and why; once per guard.", guest=True)
+    GUEST_UP = _kind("guest_up", _I, "down_s", "A guest that was down runs again and we did not start it.", guest=True)
+    GUEST_FORGOTTEN = _kind("guest_forgotten", _I, "reason", "The guest left the pool, moved to another node or was destroyed.", guest=True)
+    START_ATTEMPT = _kind("start_attempt", _I, "attempt of cause upid", "A start was sent.", guest=True)
+    START_RESULT = _kind(
+        "start_result",
+        (_I, _W),
+        "attempt outcome reason upid down_s",
+        "How the attempt ended: started (seen running with a pid in two reads), failed, unknown, unchanged or handed_to_ha.",
+        guest=True,
+    )
+    GIVEN_UP = _kind(
+        "given_up", _E, "attempts reason", "All attempts failed; the guest stays down until something changes or `rearm`.", guest=True
+    )
+    REARMED = _kind("rearmed", _I, "reason", "The guest has all its attempts again.", guest=True)
+    HELD = _kind("held", _I, "scope by for_s reason", "A hold is in force.")
+    RELEASED = _kind("released", _I, "scope reason", "A hold ended.")
+    NOT_WORKING = _kind(
+        "not_working", _W, "state", "The guest runs but does not work (paused, io-error, frozen ...). It is never touched.", guest=True
+    )
+    WORKING_AGAIN = _kind("working_again", _I, "state", "The guest works again.", guest=True)
+    BACKUP_WAIT_LONG = _kind(
+        "backup_wait_long", _W, "evidence waited_s", "The guest has waited for a backup for longer than `backup_wait_warn`.", guest=True
+    )
+    GRANT_LOST = _kind("grant_lost", _E, "path privilege", "The token lost a privilege that it needs.")
+    GRANT_RESTORED = _kind("grant_restored", _I, "path privilege", "The privilege is back.")
+    STORE_FAILED = _kind(
+        "store_failed", _E, "reason", "The state could not be read or written; the agent goes on with what it has in memory."
+    )
+    STORE_RESTORED = _kind("store_restored", _I, "", "The state is written again.")
+    METRICS_FAILED = _kind("metrics_failed", _E, "listen reason", "The metrics cannot be served; the guests are guarded all the same.")
+    METRICS_RESTORED = _kind("metrics_restored", _I, "listen", "The metrics are served.")
+    INTERNAL_ERROR = _kind("internal_error", _E, "where reason", "A defect in the agent; the look is given up and the next one comes.")
+
+
+def all_events() -> tuple[EventKind, ...]:
+    """Every event in the order of its definition."""
+    return tuple(value for name, value in vars(Event).items() if name.isupper())

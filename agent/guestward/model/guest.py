@@ -1,0 +1,166 @@
+"""Guests: who they are, what a list says of them, what their configuration says."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class GuestKind(StrEnum):
+    """The two kinds of guest that PVE has; the value is PVE's own word in API paths."""
+
+    LXC = "lxc"
+    QEMU = "qemu"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class GuestId:
+    """What addresses a guest on its node. A VMID alone is no identity: see `GuestConfig.identity`."""
+
+    kind: GuestKind
+    vmid: int
+
+    def __str__(self) -> str:
+        """The join label of logs and metrics, as in `lxc/9201`."""
+        return f"{self.kind}/{self.vmid}"
+
+    @classmethod
+    def parse(cls, text: str) -> GuestId:
+        """Read `lxc/9201` back. Raises ValueError when the text is not that."""
+        match = re.fullmatch(r"(lxc|qemu)/([1-9][0-9]{2,8})", text)
+        if match is None:
+            raise ValueError(f"not a guest id: {text[:40]!r}")
+        return cls(GuestKind(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGuest:
+    """One row of `/nodes/N/lxc` or `/nodes/N/qemu`: the live view of PVE (pve-facts A2)."""
+
+    id: GuestId
+    name: str
+    running: bool
+    pid: int | None = None
+    uptime: int = 0
+    lock: str | None = None
+    template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStatus:
+    """One read of `status/current` (pve-facts A3)."""
+
+    running: bool
+    pid: int | None = None
+    uptime: int = 0
+    lock: str | None = None
+    qmpstatus: str | None = None
+    ha_managed: bool = False
+
+    @property
+    def really_running(self) -> bool:
+        """Running with a process behind it: `running` without pid is a start that fails or a stop that ends (pve-facts K)."""
+        return self.running and self.pid is not None and self.qmpstatus in (None, "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """PVE's `startup` option (pve-facts A4): `[order=]N,up=S,down=S`."""
+
+    order: int | None = None
+    up: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Startup:
+        """Read the option as `PVE::JSONSchema::pve_parse_startup_order` does; what it would not accept counts as unset."""
+        order, up = None, 0
+        for part in text.split(","):
+            if match := re.fullmatch(r"(?:order=)?(\d+)", part.strip()):
+                order = int(match[1])
+            elif match := re.fullmatch(r"up=(\d+)", part.strip()):
+                up = int(match[1])
+        return cls(order, up)
+
+
+@dataclass(frozen=True, slots=True)
+class GuestConfig:
+    """What the watchdog needs of a guest's configuration.
+
+    identity: what tells this guest from another with the same VMID; empty when the configuration has nothing of the kind.
+    fingerprint: changes with every change of configuration, but not with locks, snapshots and `parent`.
+    storages: the storages without which the guest cannot start.
+    """
+
+    identity: str
+    fingerprint: str
+    onboot: bool
+    template: bool = False
+    lock: str | None = None
+    startup: Startup = Startup()
+    storages: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_api(cls, kind: GuestKind, values: Mapping[str, str]) -> GuestConfig:
+        """Build from the answer of `GET .../config` with every value as text."""
+        return cls(
+            identity=_identity(kind, values),
+            fingerprint=_fingerprint(values),
+            onboot=truthy(values.get("onboot")),
+            template=truthy(values.get("template")),
+            lock=values.get("lock") or None,
+            startup=Startup.parse(values.get("startup", "")),
+            storages=frozenset(_storages(values)),
+        )
+
+
+_TRUE = frozenset({"1", "on", "yes", "true"})
+_VOLATILE = frozenset({"lock", "parent", "digest", "snapstate", "snaptime", "vmstate", "runningmachine", "runningcpu"})
+_VOLUME_KEY = re.compile(r"(rootfs|mp\d+|(ide|sata|scsi|virtio|efidisk|tpmstate)\d+)")
+_MAC = re.compile(r"([0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5})")
+
+
+def truthy(value: str | None) -> bool:
+    """PVE's booleans (`LXC/Config.pm:parse_pct_config`): 1, on, yes, true in any case; absent is false."""
+    return value is not None and value.strip().lower() in _TRUE
+
+
+def _identity(kind: GuestKind, values: Mapping[str, str]) -> str:
+    """What stays the same for the life of one guest and differs in the next one with its VMID.
+
+    A VM has a smbios uuid, a vmgenid that PVE draws anew at each restore and rollback, and `meta: ctime=`. A container has none
+    of these: its volumes and the MAC addresses that PVE draws at creation are the stable things that it has.
+    """
+    if kind is GuestKind.QEMU:
+        uuid = _field(values.get("smbios1", ""), "uuid")
+        ctime = _field(values.get("meta", ""), "ctime")
+        parts = [uuid, values.get("vmgenid", ""), ctime]
+        return "/".join(parts) if any(parts) else ""
+    macs = sorted(m.upper() for key, value in values.items() if re.fullmatch(r"net\d+", key) for m in _MAC.findall(value))
+    parts = [_volume(values.get("rootfs", "")), *macs]
+    return "/".join(parts) if any(parts) else ""
+
+
+def _fingerprint(values: Mapping[str, str]) -> str:
+    lines = sorted(f"{key}={value}" for key, value in values.items() if key not in _VOLATILE)
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _field(text: str, name: str) -> str:
+    return next((part.partition("=")[2] for part in text.split(",") if part.startswith(f"{name}=")), "")
+
+
+def _volume(text: str) -> str:
+    return text.split(",", maxsplit=1)[0].removeprefix("volume=").removeprefix("file=")
+
+
+def _storages(values: Mapping[str, str]) -> set[str]:
+    """Storages of all disks that a start opens. `none`, bind mounts and devices (`/path`) belong to no storage."""
+    found = set()
+    for key, value in values.items():
+        volume = _volume(value)
+        if _VOLUME_KEY.fullmatch(key) and ":" in volume and not volume.startswith("/"):
+            found.add(volume.partition(":")[0])
+    return found

@@ -1,0 +1,136 @@
+"""What is remembered of a guest between looks and over restarts of the agent.
+
+All times are seconds since host boot and mean nothing in another boot, in which the history is forgotten anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from guestward.model.decision import Guard, Outcome
+from guestward.model.guest import GuestId
+from guestward.model.task import Upid
+
+
+@dataclass(frozen=True, slots=True)
+class StopCause:
+    """The task that stopped a guest. at: seconds since host boot at which it began; wall: seconds since the epoch, for display."""
+
+    task: str
+    user: str
+    at: float
+    wall: float
+    by_vzdump: bool = False
+    foreign: bool = True
+
+    @property
+    def deliberate(self) -> bool:
+        """Whether a person or a tool asked for the stop, and not a backup on its way."""
+        return not self.by_vzdump
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to start a guest, written down before the request is sent.
+
+    deadline: fixed before the request. upid: empty until PVE answered or the task was found. outcome is None while it is in flight.
+    sent: whether the request may have reached PVE.
+    """
+
+    number: int
+    begun_at: float
+    deadline: float
+    upid: str = ""
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    reason: str = ""
+    live_reads: int = 0
+    task_ended_at: float | None = None
+    task_said: str = ""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether nobody has said yet how it ended."""
+        return self.outcome is None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestMemory:
+    """One guest as we knew it at the last look.
+
+    identity: empty until its configuration was read once. ran: seen running on this node. new: appeared while we watched.
+    away: lives on another node now. down_since: first seen stopped. startable_since: first seen stopped with nothing in the way.
+    announced: guards already told in this episode. stable_since: since when it has run without a break and without a lock.
+    blocked_storages: storages seen offline while it was down.
+    """
+
+    id: GuestId
+    name: str = ""
+    owned: bool = False
+    identity: str = ""
+    fingerprint: str = ""
+    ran: bool = False
+    new: bool = False
+    away: bool = False
+    running: bool = False
+    down_since: float | None = None
+    startable_since: float | None = None
+    announced: tuple[Guard, ...] = ()
+    cause: StopCause | None = None
+    cause_read: bool = False
+    attempts: tuple[Attempt, ...] = ()
+    given_up: bool = False
+    stable_since: float | None = None
+    blocked_storages: frozenset[str] = frozenset()
+    backup_since: float | None = None
+    backup_warned: bool = False
+    not_working: str = ""
+
+    @property
+    def in_flight(self) -> Attempt | None:
+        """The attempt that has not ended, if there is one; it is always the last."""
+        return self.attempts[-1] if self.attempts and self.attempts[-1].in_flight else None
+
+    @property
+    def in_flight_upid(self) -> Upid | None:
+        """The task of that attempt, once known."""
+        attempt = self.in_flight
+        return Upid.parse(attempt.upid) if attempt is not None and attempt.upid else None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An operator's wish that nothing be done. vmid None: the whole node. duration in seconds.
+
+    It ends by boot time within the boot in which it was written and by wall time in later ones, and lasts on while the wall clock is
+    behind its own writing.
+    """
+
+    vmid: int | None
+    reason: str
+    by: str
+    duration: float
+    boot_id: str
+    boottime: float
+    wall: float
+
+    def remaining(self, boot_id: str, boottime: float, wall: float) -> float:
+        """Seconds until it ends; 0 or less when it has ended."""
+        if boot_id == self.boot_id:
+            return self.boottime + self.duration - boottime
+        if wall < self.wall:
+            return self.duration
+        return self.wall + self.duration - wall
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """What is remembered of the node.
+
+    boot_id: the boot in which all times are. watched: a complete sweep was made in this boot. mass_stop_until: seconds since host boot.
+    """
+
+    boot_id: str = ""
+    watched: bool = False
+    sweeps: int = 0
+    mass_stop_until: float | None = None

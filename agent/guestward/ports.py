@@ -1,0 +1,222 @@
+"""The doors to the world. Duties know these and nothing else; adapters open them on a real host, `sim` on a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from guestward.model.decision import Decision, Gate
+from guestward.model.events import EventKind, Level
+from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
+from guestward.model.memory import GuestMemory, Hold, NodeMemory
+from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
+from guestward.model.reading import Reading
+from guestward.model.task import Task, TaskStatus, Upid
+
+
+class PveError(Exception):
+    """PVE said no, or could not be asked. The message is one line for people and never holds a secret.
+
+    status: PVE's HTTP status, 0 when there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        """Keep the message bounded by its maker; status as above."""
+        super().__init__(message)
+        self.status = status
+
+
+class PveRefused(PveError):
+    """PVE answered and refused: the request had no effect."""
+
+
+class PveUnreachable(PveError):
+    """The request was certainly not carried out: it was never sent (connection refused, TLS not trusted, no budget left)."""
+
+
+class PveAnswerLost(PveError):
+    """The request may or may not have been carried out: 595-599, a timeout, a reset, an answer that is not PVE's."""
+
+
+class Clock(Protocol):
+    """Time is a door. boottime counts while the host sleeps; wall is for display."""
+
+    def boottime(self) -> float:
+        """Seconds since host boot (CLOCK_BOOTTIME)."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def boot_id(self) -> str:
+        """The id of this boot of the host."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Let a short time pass, or less when the agent is asked to end."""
+        ...
+
+
+class Pve(Protocol):
+    """The PVE API of our node. Every call raises PveError and nothing else; numbers and booleans arrive as such.
+
+    deadline: seconds since host boot after which no answer is of use; it bounds every socket wait.
+    """
+
+    node: str
+    token_id: str
+
+    def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
+        """`GET /nodes/N/{lxc,qemu}`: the live list, silently filtered by VM.Audit."""
+        ...
+
+    def members(self, pool: str, *, deadline: float) -> tuple[Member, ...]:
+        """`GET /pools?poolid=P`: all guests of the pool, on whatever node."""
+        ...
+
+    def active_tasks(self, *, deadline: float) -> tuple[Task, ...]:
+        """`GET /nodes/N/tasks?source=active`: running and just ended tasks. Raises PveError on a full page: it may hide more."""
+        ...
+
+    def past_tasks(self, since: float, *, deadline: float) -> tuple[Task, ...]:
+        """`GET /nodes/N/tasks?source=archive`: ended tasks begun since then (seconds since the epoch), newest first."""
+        ...
+
+    def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
+        """`GET /access/permissions`: path -> privilege -> whether it is handed down. A key means that it is held (pve-facts E3)."""
+        ...
+
+    def resources(self, *, deadline: float) -> Resources:
+        """`GET /cluster/resources`: HA states, storages and maintenance of our node."""
+        ...
+
+    def config(self, guest: GuestId, *, deadline: float) -> GuestConfig:
+        """`GET .../config`."""
+        ...
+
+    def live(self, guest: GuestId, *, deadline: float) -> LiveStatus:
+        """`GET .../status/current`."""
+        ...
+
+    def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
+        """`GET /nodes/N/tasks/UPID/status`. A rotated or unknown task is Unknown, not an error."""
+        ...
+
+    def start(self, guest: GuestId, *, deadline: float) -> Upid:
+        """`POST .../status/start`, sent once. Raises PveRefused, PveUnreachable or PveAnswerLost."""
+        ...
+
+
+class HostWitness(Protocol):
+    """What an unprivileged process can see on the host itself. Never raises; what cannot be read says so."""
+
+    def host(self) -> HostState:
+        """Boot, quorum, hold file, maintenance, names under /etc/pve."""
+        ...
+
+    def backups(self) -> BackupWitnesses:
+        """flock, pid file, archive processes."""
+        ...
+
+    def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
+        """Which of these containers' cgroups are frozen."""
+        ...
+
+
+class Store(Protocol):
+    """The agent's memory over restarts. Never raises: a failure is told once through the journal, and memory goes on."""
+
+    def node(self) -> NodeMemory:
+        """What is remembered of the node."""
+        ...
+
+    def guests(self) -> dict[GuestId, GuestMemory]:
+        """What is remembered of every guest."""
+        ...
+
+    def save(self, node: NodeMemory, changed: Iterable[GuestMemory], forgotten: Iterable[GuestId]) -> None:
+        """Write in one transaction and make it durable before returning."""
+        ...
+
+    def holds(self) -> tuple[Hold, ...]:
+        """All holds written down, ended ones included."""
+        ...
+
+    def drop_holds(self, holds: Iterable[Hold]) -> None:
+        """Delete holds that have ended."""
+        ...
+
+    def take_rearms(self) -> tuple[int, ...]:
+        """VMIDs that an operator asked to be re-armed since the last call."""
+        ...
+
+    def begins_empty(self) -> bool:
+        """Whether there was no readable memory when it was opened: attempts before then are only in PVE's task list."""
+        ...
+
+    def publish(self, board: Board) -> None:
+        """Keep the last look for `status` and `explain`."""
+        ...
+
+
+class Journal(Protocol):
+    """Where events go."""
+
+    def emit(
+        self, event: EventKind, level: Level | None = None, *, message: str, guest: GuestLabel | None = None, **fields: object
+    ) -> None:
+        """Log one event. level None: the event's usual one. Never raises and never blocks the caller for long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuestLabel:
+    """How a guest is named in an event."""
+
+    id: GuestId
+    name: str
+    guard: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One guest on the board."""
+
+    decision: Decision
+    running: bool
+    owned: bool
+    attempts: int
+    down_since: float | None
+    given_up: bool
+    not_working: str
+    lock: str | None
+    config_read_at: float | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The last look, for people and metrics. All times but wall are seconds since host boot.
+
+    aborted: why the last look saw nothing; the rows are then those of an earlier one, seen at `seen_at`.
+    """
+
+    node: str
+    boot_id: str
+    at: float
+    wall: float
+    seen_at: float | None
+    seen_wall: float | None
+    sweeps: int
+    gate: Gate
+    rows: tuple[Row, ...]
+    aborted: str = ""
+    incomplete: str = ""
+    last_complete_at: float | None = None
+    last_complete_wall: float | None = None
+    next_sweep_at: float | None = None
+    lost: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
