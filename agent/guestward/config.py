@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from guestward.model.rules import Rules
+
 DEFAULT_FILE = Path("/etc/guestward/guestward.toml")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 T = TypeVar("T")
@@ -179,7 +181,7 @@ class WatchdogSection:
     operator_stop: str = _key(
         _one_of("start", "hold"),
         "start",
-        'What becomes of a guest with onboot that somebody stopped through PVE: "start" it, or "hold" it until it runs, is re-armed or reconfigured.',
+        'A guest with onboot that somebody stopped through PVE: "start" it, or "hold" it until it runs, is re-armed or reconfigured.',
     )
     backup_wait_warn: float = _key(_at_least(60), "3h", "A guest that waits longer than this for a backup is reported once.")
     mass_stop: int = _key(_number(2, 1000), 3, "So many guests stopped by others within 60 s: nothing is started for 15 min.")
@@ -263,6 +265,25 @@ class Config:
     host: HostSection = HostSection()
     file: Path = DEFAULT_FILE
 
+    def rules(self) -> Rules:
+        """What decisions depend on."""
+        watchdog = self.watchdog
+        return Rules(
+            pools=self.scope.pools,
+            exclude=frozenset(self.scope.exclude),
+            scratch_first=self.scratch.first,
+            scratch_last=self.scratch.last,
+            confirm=watchdog.confirm,
+            attempts=watchdog.attempts,
+            backoff=watchdog.backoff,
+            stable=watchdog.stable,
+            parallel=watchdog.parallel,
+            start_timeout=watchdog.start_timeout,
+            operator_stop_holds=watchdog.operator_stop == "hold",
+            backup_wait_warn=watchdog.backup_wait_warn,
+            mass_stop=watchdog.mass_stop,
+        )
+
 
 def sections() -> dict[str, type]:
     """Name -> class of every section, in the order of the reference."""
@@ -324,8 +345,6 @@ def _check_together(config: Config) -> None:
         refuse("scratch.last", "is smaller than scratch.first")
     if config.scratch.last - config.scratch.first > 99:
         refuse("scratch.last", "the band holds more than 100 VMIDs")
-    if config.watchdog.confirm >= config.watchdog.interval:
-        refuse("watchdog.confirm", "must be shorter than watchdog.interval")
     inside = [vmid for vmid in config.scope.exclude if config.scratch.first <= vmid <= config.scratch.last]
     if inside:
         refuse("scope.exclude", f"{inside[0]} is in the scratch band, which is never guarded")

@@ -65,8 +65,15 @@ class Pve(Protocol):
     deadline: seconds since host boot after which no answer is of use; it bounds every socket wait.
     """
 
-    node: str
-    token_id: str
+    @property
+    def node(self) -> str:
+        """Our node's name."""
+        ...
+
+    @property
+    def token_id(self) -> str:
+        """The full id of our token, as it stands in the UPIDs of our tasks."""
+        ...
 
     def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
         """`GET /nodes/N/{lxc,qemu}`: the live list, silently filtered by VM.Audit."""

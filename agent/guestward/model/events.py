@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from guestward.model.guest import GuestId
+
 
 class Level(StrEnum):
     """How much an event matters to somebody who reads `journalctl -p`."""
@@ -100,6 +102,19 @@ class Event:
     METRICS_FAILED = _kind("metrics_failed", _E, "listen reason", "The metrics cannot be served; the guests are guarded all the same.")
     METRICS_RESTORED = _kind("metrics_restored", _I, "listen", "The metrics are served.")
     INTERNAL_ERROR = _kind("internal_error", _E, "where reason", "A defect in the agent; the look is given up and the next one comes.")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One event that a decision wants told. fields: besides those that every guest's event has."""
+
+    event: EventKind
+    id: GuestId
+    name: str
+    guard: str
+    message: str
+    fields: tuple[tuple[str, object], ...] = ()
+    level: Level | None = None
 
 
 def all_events() -> tuple[EventKind, ...]:

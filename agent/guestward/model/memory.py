@@ -23,18 +23,13 @@ class StopCause:
     by_vzdump: bool = False
     foreign: bool = True
 
-    @property
-    def deliberate(self) -> bool:
-        """Whether a person or a tool asked for the stop, and not a backup on its way."""
-        return not self.by_vzdump
-
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One try to start a guest, written down before the request is sent.
 
     deadline: fixed before the request. upid: empty until PVE answered or the task was found. outcome is None while it is in flight.
-    sent: whether the request may have reached PVE.
+    live_reads: how often it was seen really running. task_ended_at, task_said: when and how its task was seen to have ended.
     """
 
     number: int
@@ -61,7 +56,7 @@ class GuestMemory:
     identity: empty until its configuration was read once. ran: seen running on this node. new: appeared while we watched.
     away: lives on another node now. down_since: first seen stopped. startable_since: first seen stopped with nothing in the way.
     announced: guards already told in this episode. stable_since: since when it has run without a break and without a lock.
-    blocked_storages: storages seen offline while it was down.
+    blocked_storages: storages seen offline while it was down. suspect, not_working: a state in which it does not work, seen once and told.
     """
 
     id: GuestId
@@ -84,6 +79,7 @@ class GuestMemory:
     blocked_storages: frozenset[str] = frozenset()
     backup_since: float | None = None
     backup_warned: bool = False
+    suspect: str = ""
     not_working: str = ""
 
     @property

@@ -1,0 +1,617 @@
+"""The agent's memory over restarts, in one SQLite file that daemon and CLI share.
+
+While the daemon lives, the copy in its memory is the truth: a disk that fails costs durability and nothing else. What could not be
+written is written with the first save after the disk is back. The CLI's side (holds, requests to re-arm, the board) are the functions
+at the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import sqlite3
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from guestward.adapters import codec
+from guestward.model.events import Event
+from guestward.model.guest import GuestId
+from guestward.model.memory import GuestMemory, Hold, NodeMemory
+from guestward.model.task import bounded
+from guestward.ports import Board, Journal
+
+FILE = "guestward.db"
+KEPT_CORRUPT = 3
+BUSY_S = 1.0
+T = TypeVar("T")
+
+# One entry a version; each brings a file from the version before to its own. What is written down must stay readable: a change of
+# GuestMemory, NodeMemory or Hold other than a new field with a default needs an entry here.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE node (one INTEGER PRIMARY KEY CHECK (one = 1), memory TEXT NOT NULL)",
+        "CREATE TABLE guest (id TEXT PRIMARY KEY, memory TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE hold (vmid INTEGER PRIMARY KEY, hold TEXT NOT NULL)",
+        "CREATE TABLE rearm (vmid INTEGER PRIMARY KEY)",
+        "CREATE TABLE board (one INTEGER PRIMARY KEY CHECK (one = 1), board TEXT NOT NULL)",
+    ),
+)
+VERSION = len(_MIGRATIONS)
+_WHOLE_NODE = 0  # the `vmid` of the node's own hold in the table; no guest has it
+_PUT_HOLD = "INSERT OR REPLACE INTO hold VALUES (?, ?)"
+_KEEP_HOLD = "INSERT OR IGNORE INTO hold VALUES (?, ?)"
+_DAMAGE = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_MISMATCH})
+_OWNER = "check that folder and file belong to the service's user"
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "free some space there",
+    sqlite3.SQLITE_READONLY: f"find out why it is read-only; {_OWNER}",
+    sqlite3.SQLITE_CANTOPEN: _OWNER,
+    sqlite3.SQLITE_PERM: _OWNER,
+    sqlite3.SQLITE_BUSY: "find out which process keeps it locked (`fuser -v`)",
+    sqlite3.SQLITE_IOERR: "look at the disk and at its free space",
+}
+_MEANING = (
+    "guests are guarded as before, but attempts would be forgotten at a restart, and new holds and re-arm requests are not seen; "
+    "tried again with every sweep"
+)
+
+
+class StoreUnavailable(Exception):
+    """The state could not be read or written. The message is one line for people: what, where, and what to do."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        """advice: what a person can do about it."""
+        super().__init__(f"{message}; {advice}" if advice else message)
+        self.message, self.advice = message, advice
+
+
+class _Damaged(StoreUnavailable):
+    """The file is there and can be read, but it is no state of ours."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a file held. node is None when the agent has never saved anything in it."""
+
+    node: NodeMemory | None = None
+    guests: dict[GuestId, GuestMemory] = field(default_factory=dict)
+    holds: tuple[Hold, ...] = ()
+
+
+class SqliteStore:
+    """`ports.Store` on a SQLite file. May be used from several threads. A call waits for BUSY_S at most, in rare cases for twice that."""
+
+    def __init__(self, folder: Path, journal: Journal) -> None:
+        """Open the file, or make it; whatever goes wrong is told, and memory begins with what could be read."""
+        self._file = folder / FILE
+        self._journal = journal
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._memory = _Memory()
+        self._unsaved: set[GuestId] = set()
+        self._forgotten: set[GuestId] = set()
+        self._saved_node: NodeMemory | None = None
+        self._rewrite = True
+        self._ended: set[Hold] = set()
+        self._failing: set[str] = set()
+        with self._lock:
+            self._begin()
+        self._empty = self._memory.node is None
+
+    def node(self) -> NodeMemory:
+        """What is remembered of the node."""
+        with self._lock:
+            return self._memory.node or NodeMemory()
+
+    def guests(self) -> dict[GuestId, GuestMemory]:
+        """What is remembered of every guest."""
+        with self._lock:
+            return dict(self._memory.guests)
+
+    def begins_empty(self) -> bool:
+        """Whether there was no readable memory when it was opened."""
+        return self._empty
+
+    def save(self, node: NodeMemory, changed: Iterable[GuestMemory], forgotten: Iterable[GuestId]) -> None:
+        """Remember, and write all that is not written yet in one durable transaction."""
+        with self._lock:
+            self._memory.node = node
+            for memory in changed:
+                self._memory.guests[memory.id] = memory
+                self._unsaved.add(memory.id)
+                self._forgotten.discard(memory.id)
+            for guest in forgotten:
+                self._memory.guests.pop(guest, None)
+                self._unsaved.discard(guest)
+                self._forgotten.add(guest)
+            if self._attempt("save", self._write_memory):
+                self._worked("open", "save")
+
+    def holds(self) -> tuple[Hold, ...]:
+        """All holds written down; the last known ones when they cannot be read."""
+        with self._lock:
+            if self._attempt("holds", self._read_holds):
+                self._worked("holds")
+            if self._ended:
+                self.drop_holds(())
+            return self._memory.holds
+
+    def drop_holds(self, holds: Iterable[Hold]) -> None:
+        """Delete holds that have ended. One that cannot be deleted is not shown again, and is deleted later."""
+        with self._lock:
+            self._ended.update(holds)
+            self._memory.holds = tuple(hold for hold in self._memory.holds if hold not in self._ended)
+            if self._attempt("drop_holds", self._delete_ended):
+                self._worked("drop_holds")
+
+    def take_rearms(self) -> tuple[int, ...]:
+        """VMIDs that an operator asked to be re-armed. What cannot be deleted is not returned: it would be re-armed for ever."""
+        found: set[int] = set()
+
+        def take(connection: sqlite3.Connection) -> None:
+            if connection.execute("SELECT 1 FROM rearm LIMIT 1").fetchone():
+                with _transaction(connection):
+                    rows = connection.execute("DELETE FROM rearm RETURNING vmid").fetchall()
+                found.update(int(row[0]) for row in rows)
+
+        with self._lock:
+            if self._attempt("take_rearms", take):
+                self._worked("take_rearms")
+        return tuple(sorted(found))
+
+    def publish(self, board: Board) -> None:
+        """Keep the last look. It may be lost with the power: the next one replaces it within a minute."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            text = _written("the board", board)
+            connection.execute("PRAGMA synchronous=NORMAL")
+            with _transaction(connection):
+                connection.execute("INSERT OR REPLACE INTO board VALUES (1, ?)", (text,))
+            connection.execute("PRAGMA synchronous=FULL")
+
+        with self._lock:
+            if self._attempt("publish", write):
+                self._worked("publish")
+
+    def close(self) -> None:
+        """Let go of the file. The next call opens it again."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                with suppress(sqlite3.Error):
+                    connection.close()
+
+    # Opening
+
+    def _begin(self) -> None:
+        try:
+            self._memory = self._recovered(self._memory_of_file)
+            self._rewrite = False
+            self._saved_node = self._memory.node
+        except StoreUnavailable as error:
+            self.close()
+            self._memory = _memory_of_copy(self._file)
+            self._fail("open", error)
+
+    def _memory_of_file(self) -> _Memory:
+        with _translated(self._file):
+            return _load(self._current())
+
+    def _current(self) -> sqlite3.Connection:
+        """The connection to the file that is there now, which need not be the one that was there at the last call."""
+        if self._connection is not None and self._identity == _identity(self._file):
+            _check_version(self._connection)
+            return self._connection
+        self.close()
+        connection = _open(self._file, create=True)
+        try:
+            _check_pages(connection)
+            identity = _identity(self._file)
+            if identity != self._identity:
+                with _transaction(connection):
+                    _write_holds(connection, self._memory.holds, _KEEP_HOLD)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._identity, self._rewrite = connection, identity, True
+        return connection
+
+    def _recovered(self, work: Callable[[], T]) -> T:
+        """Do it; after setting a damaged file aside, once more on a new one that has what is in memory."""
+        try:
+            return work()
+        except _Damaged as damage:
+            self.close()
+            self._memory.holds = self._memory.holds or _salvaged_holds(self._file)
+            kept = _set_aside(self._file)
+            lost = "attempts made before are forgotten" if self._memory.node is None else "what is in memory is written to a new one"
+            self._fail("open", StoreUnavailable(f"{damage.message}; it was set aside as {kept}", "look at the disk"), lost)
+            return work()
+
+    # Doing
+
+    def _attempt(self, what: str, work: Callable[[sqlite3.Connection], None]) -> bool:
+        def once() -> None:
+            with _translated(self._file):
+                work(self._current())
+
+        try:
+            self._recovered(once)
+        except StoreUnavailable as error:
+            self.close()
+            self._fail(what, error)
+            return False
+        return True
+
+    def _write_memory(self, connection: sqlite3.Connection) -> None:
+        node = self._memory.node
+        if not (self._rewrite or self._unsaved or self._forgotten or node != self._saved_node):
+            return
+        changed = self._memory.guests.keys() if self._rewrite else self._unsaved
+        rows, defects = _guest_rows(self._memory.guests[guest] for guest in changed)
+        with _transaction(connection):
+            if self._rewrite:
+                connection.execute("DELETE FROM guest")
+            connection.execute("INSERT OR REPLACE INTO node VALUES (1, ?)", (_written("the node", node),))
+            connection.executemany("DELETE FROM guest WHERE id = ?", [(str(guest),) for guest in self._forgotten])
+            connection.executemany("INSERT OR REPLACE INTO guest VALUES (?, ?)", rows)
+        self._rewrite, self._saved_node = False, node
+        self._unsaved = set(defects)
+        self._forgotten.clear()
+        if defects:
+            raise defects.popitem()[1]
+
+    def _read_holds(self, connection: sqlite3.Connection) -> None:
+        found = _holds(connection)
+        self._ended.intersection_update(found)
+        self._memory.holds = tuple(hold for hold in found if hold not in self._ended)
+
+    def _delete_ended(self, connection: sqlite3.Connection) -> None:
+        if self._ended:
+            with _transaction(connection):
+                gone = [hold for hold in _holds(connection) if hold in self._ended]
+                connection.executemany("DELETE FROM hold WHERE vmid = ?", [(_number(hold.vmid),) for hold in gone])
+            self._ended.clear()
+
+    # Telling
+
+    def _fail(self, what: str, error: StoreUnavailable, meaning: str = _MEANING) -> None:
+        first = not self._failing
+        self._failing.add(what)
+        if first:
+            message = "; ".join(part for part in (f"state: {error.message}", meaning, error.advice) if part)
+            self._journal.emit(Event.STORE_FAILED, message=bounded(message, 600), reason=bounded(error.message))
+
+    def _worked(self, *what: str) -> None:
+        if self._failing:
+            self._failing.difference_update(what)
+            if not self._failing:
+                self._journal.emit(Event.STORE_RESTORED, message=f"state: all that is in memory is in {self._file} again")
+
+
+# The CLI's side. All raise StoreUnavailable and nothing else.
+
+
+def read_board(folder: Path) -> Board | None:
+    """The agent's last look, or None when it has not looked yet."""
+    with _existing(folder) as connection:
+        row = connection.execute("SELECT CAST(board AS BLOB) FROM board").fetchone() if connection else None
+        if row is None:
+            return None
+        try:
+            return codec.loads(Board, row[0])
+        except ValueError as error:
+            raise StoreUnavailable(
+                f"the last look was written by another version of Guestward ({error})", "wait for the agent's next sweep"
+            ) from None
+
+
+def add_hold(folder: Path, hold: Hold) -> None:
+    """Write a hold down; it replaces one for the same guest or for the node."""
+    with _ready(folder) as connection, _transaction(connection):
+        _write_holds(connection, (hold,), _PUT_HOLD)
+
+
+def remove_hold(folder: Path, vmid: int | None) -> Hold | None:
+    """Delete the hold of a guest, or with None the node's, and return it; None when there was none."""
+    with _existing(folder) as connection:
+        if connection is None:
+            return None
+        with _transaction(connection):
+            found = next((hold for hold in _holds(connection) if hold.vmid == vmid), None)
+            connection.execute("DELETE FROM hold WHERE vmid = ?", (_number(vmid),))
+        return found
+
+
+def list_holds(folder: Path) -> tuple[Hold, ...]:
+    """All holds written down, the node's first; ended ones included until the agent has deleted them."""
+    with _existing(folder) as connection:
+        return _holds(connection) if connection else ()
+
+
+def request_rearm(folder: Path, vmid: int) -> None:
+    """Ask the agent to give a guest all its attempts again."""
+    with _ready(folder) as connection, _transaction(connection):
+        connection.execute("INSERT OR REPLACE INTO rearm VALUES (?)", (vmid,))
+
+
+@contextmanager
+def _ready(folder: Path) -> Iterator[sqlite3.Connection]:
+    with _told_to_people(folder), closing(_open(folder / FILE, create=True)) as connection:
+        yield connection
+
+
+@contextmanager
+def _existing(folder: Path) -> Iterator[sqlite3.Connection | None]:
+    with _told_to_people(folder):
+        if not _there(folder / FILE):
+            yield None
+            return
+        with closing(_open(folder / FILE, create=False)) as connection:
+            yield connection
+
+
+@contextmanager
+def _told_to_people(folder: Path) -> Iterator[None]:
+    try:
+        with _translated(folder / FILE):
+            yield
+    except _Damaged as error:
+        raise StoreUnavailable(error.message, "the agent sets it aside when it meets it: `systemctl restart guestward`") from None
+
+
+# Rows
+
+
+def _load(connection: sqlite3.Connection) -> _Memory:
+    try:
+        node = connection.execute("SELECT CAST(memory AS BLOB) FROM node").fetchone()
+        rows = connection.execute("SELECT CAST(memory AS BLOB) FROM guest").fetchall()
+        guests = [codec.loads(GuestMemory, row[0]) for row in rows]
+        return _Memory(codec.loads(NodeMemory, node[0]) if node else None, {memory.id: memory for memory in guests}, _decoded(connection))
+    except ValueError as error:
+        raise _Damaged(f"{_name(connection)} does not hold what it should ({bounded(error.args[0], 120)})") from None
+
+
+def _decoded(connection: sqlite3.Connection) -> tuple[Hold, ...]:
+    rows = connection.execute("SELECT CAST(hold AS BLOB) FROM hold ORDER BY vmid").fetchall()
+    return tuple(codec.loads(Hold, row[0]) for row in rows)
+
+
+def _holds(connection: sqlite3.Connection) -> tuple[Hold, ...]:
+    try:
+        return _decoded(connection)
+    except ValueError as error:
+        raise StoreUnavailable(f"a hold in {_name(connection)} cannot be read ({bounded(error.args[0], 120)})") from None
+
+
+def _salvaged_holds(file: Path) -> tuple[Hold, ...]:
+    """What holds a damaged file still shows: a lost hold would start a guest against somebody's wish."""
+    found = []
+    with suppress(sqlite3.Error, OSError), closing(_connect(file)) as connection:
+        for row in connection.execute("SELECT CAST(hold AS BLOB) FROM hold"):
+            with suppress(ValueError):
+                found.append(codec.loads(Hold, row[0]))
+    return tuple(found)
+
+
+def _write_holds(connection: sqlite3.Connection, holds: Iterable[Hold], statement: str) -> None:
+    connection.executemany(statement, [(_number(hold.vmid), _written("the hold", hold)) for hold in holds])
+
+
+def _guest_rows(memories: Iterable[GuestMemory]) -> tuple[list[tuple[str, str]], dict[GuestId, StoreUnavailable]]:
+    """Rows, and the guests whose memory cannot be written down: a defect in one must not cost the others theirs."""
+    rows, defects = [], {}
+    for memory in memories:
+        try:
+            rows.append((str(memory.id), _written(str(memory.id), memory)))
+        except StoreUnavailable as defect:
+            defects[memory.id] = defect
+    return rows, defects
+
+
+def _written(what: str, value: object) -> str:
+    try:
+        return codec.dumps(value)
+    except ValueError as error:
+        raise StoreUnavailable(f"what is known of {what} cannot be written down ({error})", "this is a defect in Guestward") from None
+
+
+def _number(vmid: int | None) -> int:
+    return _WHOLE_NODE if vmid is None else vmid
+
+
+# The file
+
+
+def _open(file: Path, *, create: bool) -> sqlite3.Connection:
+    if create and not _there(file):
+        _create(file)
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreUnavailable(f"{file} is not a file", "move it away")
+    if status.st_size == 0:
+        raise _Damaged(f"{file} is empty")
+    connection = _connect(file)
+    try:
+        _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    uri = f"{file.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA journal_size_limit=4194304")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create(file: Path) -> None:
+    """Make the file under another name first: a half-made one never bears the real name."""
+    with suppress(FileExistsError):
+        file.parent.mkdir(mode=0o750)
+    with _folder_lock(file.parent):
+        if _there(file):
+            return
+        draft = _draft(file)
+        try:
+            with closing(_connect(draft)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                _migrate(connection)
+            for suffix in ("-wal", "-shm"):  # of a file that was deleted while it was open: they would be played into the new one
+                _beside(file, suffix).unlink(missing_ok=True)
+            draft.rename(file)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _draft(file: Path) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix=f"{file.name}.new-", dir=file.parent)
+    try:
+        os.fchmod(descriptor, 0o640)
+        if os.geteuid() == 0:  # the CLI as root: the service must be able to open it
+            owner = file.parent.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)
+    return Path(name)
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    if _check_version(connection) < VERSION:
+        with _transaction(connection):
+            for steps in _MIGRATIONS[_check_version(connection) :]:
+                for step in steps:
+                    connection.execute(step)
+            connection.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _check_version(connection: sqlite3.Connection) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > VERSION:
+        raise StoreUnavailable(
+            f"{_name(connection)} was written by a newer Guestward (its version {version}, known {VERSION})",
+            "it is left as it is; upgrade Guestward, or move the file away",
+        )
+    return max(version, 0)
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise _Damaged(f"{_name(connection)} is damaged ({bounded(found, 120)})")
+
+
+def _memory_of_copy(file: Path) -> _Memory:
+    """What can be read of a file that SQLite cannot open where it is, as on a read-only file system."""
+    with suppress(StoreUnavailable, OSError, sqlite3.Error), tempfile.TemporaryDirectory(prefix="guestward-") as folder:
+        copy = Path(folder) / FILE
+        for suffix in ("", "-wal"):
+            if not suffix or _there(_beside(file, suffix)):
+                shutil.copyfile(_beside(file, suffix), _beside(copy, suffix))
+        with closing(_open(copy, create=False)) as connection:
+            _check_pages(connection)
+            return _load(connection)
+    return _Memory()
+
+
+def _set_aside(file: Path) -> str:
+    """Give a damaged file another name, and return that. Raises StoreUnavailable."""
+    pattern = re.compile(re.escape(f"{file.name}.corrupt-") + r"(\d{1,9})")
+    with _translated(file), _folder_lock(file.parent):
+        numbers = sorted(int(match[1]) for name in os.listdir(file.parent) if (match := pattern.fullmatch(name)))
+        kept = _beside(file, f".corrupt-{numbers[-1] + 1 if numbers else 1}")
+        file.rename(kept)
+        if _there(_beside(file, "-wal")):
+            _beside(file, "-wal").rename(_beside(kept, "-wal"))
+        _beside(file, "-shm").unlink(missing_ok=True)
+        for number in numbers[: -(KEPT_CORRUPT - 1)]:
+            for suffix in ("", "-wal"):
+                _beside(file, f".corrupt-{number}{suffix}").unlink(missing_ok=True)
+    return kept.name
+
+
+def _beside(file: Path, suffix: str) -> Path:
+    return file.with_name(file.name + suffix)
+
+
+def _there(file: Path) -> bool:
+    """Whether there is anything of that name. Raises OSError when nobody can say."""
+    try:
+        file.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _name(connection: sqlite3.Connection) -> str:
+    return str(connection.execute("PRAGMA database_list").fetchone()[2])
+
+
+@contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """One process at a time makes the file or sets it aside."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        end = time.monotonic() + BUSY_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise StoreUnavailable(f"another process is making the state in {folder}", "try again") from None
+                time.sleep(0.02)
+        yield
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _translated(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+        text = f"{file}: {error}"
+        raise (_Damaged(text) if code in _DAMAGE else StoreUnavailable(text, _ADVICE.get(code, ""))) from None
+    except OSError as error:
+        raise StoreUnavailable(f"{error.filename or file}: {error.strerror or error}", _OWNER) from None

@@ -1,0 +1,196 @@
+"""One look at node and host: six calls at most for one pool, however many guests there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from guestward.duties.env import Env
+from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest
+from guestward.model.observation import Aborted, HostState, LostGrant, Member, Observation, Resources
+from guestward.model.reading import Reading, Unreadable
+from guestward.model.rules import Rules
+from guestward.model.task import Task
+from guestward.policy import rights
+from guestward.ports import PveError
+
+T = TypeVar("T")
+Listing = tuple[dict[GuestId, ListedGuest], dict[GuestId, Member]]
+
+
+class LookAbortedError(Exception):
+    """Ownership is unproven: this look may not say or do anything."""
+
+    def __init__(self, reason: str, lost: tuple[LostGrant, ...] = ()) -> None:
+        """reason: one line for people."""
+        super().__init__(reason)
+        self.reason, self.lost = reason, lost
+
+
+@dataclass(slots=True)
+class ConfigCache:
+    """Configurations by the stamp of their file under /etc/pve: read again only when it changed, always before a start."""
+
+    known: dict[GuestId, tuple[str, GuestConfig, float]] = field(default_factory=dict)
+
+    def get(self, guest: GuestId, stamp: str | None) -> GuestConfig | None:
+        """What is known, if the file is still the same."""
+        entry = self.known.get(guest)
+        return entry[1] if entry is not None and stamp is not None and entry[0] == stamp else None
+
+    def put(self, guest: GuestId, stamp: str | None, config: GuestConfig, at: float) -> None:
+        """Remember what was read."""
+        self.known[guest] = (stamp or "", config, at)
+
+    def read_at(self, guest: GuestId) -> float | None:
+        """When it was read, in seconds since host boot."""
+        return self.known[guest][2] if guest in self.known else None
+
+    def keep_only(self, guests: Iterable[GuestId]) -> None:
+        """Forget all others."""
+        wanted = set(guests)
+        self.known = {guest: entry for guest, entry in self.known.items() if guest in wanted}
+
+
+def observe(env: Env, rules: Rules, cache: ConfigCache, deadline: float) -> Observation | Aborted:
+    """Look at everything that every guest needs. deadline: seconds since host boot at which the look is given up."""
+    try:
+        return _observe(env, rules, cache, deadline)
+    except LookAbortedError as error:
+        return Aborted(env.clock.boottime(), error.reason, error.lost)
+
+
+def _observe(env: Env, rules: Rules, cache: ConfigCache, deadline: float) -> Observation:
+    host = env.host.host()
+    if not host.pmxcfs:
+        raise LookAbortedError("/etc/pve/local is missing: pmxcfs (pve-cluster.service) is down, so nobody knows which guests exist")
+    lost = proven_grants(env, rules, deadline)
+    guests, members = _listing(env, rules, host, deadline)
+    obs = Observation(
+        at=env.clock.boottime(),
+        wall=env.clock.wall(),
+        node=env.pve.node,
+        token_id=env.pve.token_id,
+        host=host,
+        guests=guests,
+        members=members,
+        tasks=read_tasks(env, lost, deadline),
+        lost=lost,
+        frozen=env.host.frozen(id.vmid for id, guest in guests.items() if guest.running and id.kind is GuestKind.LXC and id in members),
+    )
+    return replace(obs, configs=_configs(env, rules, cache, obs, deadline))
+
+
+def proven_grants(env: Env, rules: Rules, deadline: float) -> tuple[LostGrant, ...]:
+    """The grants that are missing, none of which ownership needs. Raises LookAbortedError where one does."""
+    try:
+        held = env.pve.privileges(deadline=deadline)
+    except PveError as error:
+        raise LookAbortedError(f"own privileges: {error}") from error
+    lost = rights.missing(rights.needed(rules.pools, env.pve.node), held)
+    unproven = rights.unproven_ownership(lost, rules.pools)
+    if unproven:
+        text = ", ".join(str(grant) for grant in unproven)
+        raise LookAbortedError(f"the token lacks {text}: the lists of guests may be silently short", lost)
+    return lost
+
+
+def _listing(env: Env, rules: Rules, host: HostState, deadline: float) -> Listing:
+    """Guests and pool members. One that vanishes between two calls makes them differ, so a difference is looked at twice."""
+    listing = _lists(env, rules, deadline)
+    if _unaccounted(listing, host):
+        env.clock.pause(1)
+        listing = _lists(env, rules, deadline)
+        unaccounted = _unaccounted(listing, env.host.host())
+        if unaccounted:
+            raise LookAbortedError(f"{unaccounted}: the lists of guests are not to be trusted")
+    return listing
+
+
+def _lists(env: Env, rules: Rules, deadline: float) -> Listing:
+    guests: dict[GuestId, ListedGuest] = {}
+    for kind in GuestKind:
+        guests |= _twice(env, partial(env.pve.guests, kind, deadline=deadline), f"list of {kind} guests")
+    members = [member for pool in rules.pools for member in _pool(env, pool, deadline)]
+    return guests, {member.id: member for member in members if member.node == env.pve.node}
+
+
+def _pool(env: Env, pool: str, deadline: float) -> tuple[Member, ...]:
+    return _twice(env, partial(env.pve.members, pool, deadline=deadline), f"members of the pool {pool}")
+
+
+def _twice(env: Env, read: Callable[[], T], what: str) -> T:
+    """While one container dies the whole list answers 500 for 0.1 s (recorded: timelines 2, 5b, 6c), so it is read again after 1 s."""
+    try:
+        return read()
+    except PveError as error:
+        if error.status == 401:
+            raise LookAbortedError(f"{what}: {error}") from error
+    env.clock.pause(1)
+    try:
+        return read()
+    except PveError as error:
+        raise LookAbortedError(f"{what}: {error}") from error
+
+
+def _unaccounted(listing: Listing, host: HostState) -> str:
+    """A member of our node that a list or /etc/pve does not know, in words; empty when everything agrees."""
+    guests, members = listing
+    for id in members:
+        if id not in guests:
+            return f"{id} is in a pool and on this node, but in no list"
+        if not isinstance(host.names, Unreadable) and id not in host.names.here:
+            return f"{id} is listed on this node, but /etc/pve has no configuration of it"
+    return ""
+
+
+def read_tasks(env: Env, lost: tuple[LostGrant, ...], deadline: float) -> Reading[tuple[Task, ...]]:
+    """Running tasks of the node, or why they cannot be known."""
+    if not rights.sees_all_tasks(lost):
+        return Unreadable(f"without Sys.Audit on /nodes/{env.pve.node} PVE shows only the token's own tasks")
+    try:
+        return env.pve.active_tasks(deadline=deadline)
+    except PveError as error:
+        return Unreadable(str(error))
+
+
+def _configs(env: Env, rules: Rules, cache: ConfigCache, obs: Observation, deadline: float) -> Mapping[GuestId, Reading[GuestConfig]]:
+    """Of owned guests that are stopped and unlocked; the others' answers would change nothing (C26)."""
+    wanted = [
+        id
+        for id, guest in obs.guests.items()
+        if id in obs.members and not guest.running and guest.lock is None and not guest.template and not rules.in_scratch_band(id.vmid)
+    ]
+    cache.keep_only(wanted)
+    stamps = {} if isinstance(obs.host.names, Unreadable) else obs.host.names.here
+    return {id: cache.get(id, stamps.get(id)) or read_config(env, cache, id, stamps.get(id), deadline) for id in wanted}
+
+
+def read_config(env: Env, cache: ConfigCache, guest: GuestId, stamp: str | None, deadline: float) -> Reading[GuestConfig]:
+    """Read one configuration from PVE."""
+    try:
+        config = env.pve.config(guest, deadline=deadline)
+    except PveError as error:
+        return Unreadable(f"configuration: {error}")
+    cache.put(guest, stamp, config, env.clock.boottime())
+    return config
+
+
+def with_witnesses(env: Env, obs: Observation, deadline: float) -> Observation:
+    """Add what only a guest that might be started needs: HA and storages from PVE, backup witnesses from the host."""
+    try:
+        resources: Reading[Resources] = env.pve.resources(deadline=deadline)
+    except PveError as error:
+        resources = Unreadable(str(error))
+    return replace(obs, resources=resources, backups=env.host.backups())
+
+
+def incomplete(obs: Observation) -> str:
+    """What this look had to see and did not; empty when it saw everything (I6)."""
+    gaps = [f"{id}: {config.reason}" for id, config in obs.configs.items() if isinstance(config, Unreadable)]
+    if isinstance(obs.tasks, Unreadable):
+        gaps.insert(0, f"active tasks: {obs.tasks.reason}")
+    shown = "; ".join(gaps[:3])
+    return f"{shown}; and {len(gaps) - 3} more" if len(gaps) > 3 else shown

@@ -1,0 +1,260 @@
+"""The power watchdog: guests that should run and do not are started again, where that is provably right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from guestward.duties.env import Env, Report, Result
+from guestward.duties.observe import incomplete, observe, with_witnesses
+from guestward.duties.starts import READ_BUDGET, Starter
+from guestward.duties.state import Holds, WatchState
+from guestward.model.decision import Guard, Outcome
+from guestward.model.events import Event, Notice
+from guestward.model.guest import GuestId
+from guestward.model.memory import Attempt, GuestMemory, NodeMemory
+from guestward.model.observation import Aborted, Observation
+from guestward.model.reading import Unreadable
+from guestward.model.rules import MASS_STOP_PAUSE
+from guestward.model.task import Upid
+from guestward.policy import attempts, causes, recall
+from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
+from guestward.ports import PveError
+
+HISTORY_SECONDS = 7 * 86400.0
+SEED_SECONDS = 3600.0
+
+
+@dataclass(slots=True)
+class PowerWatch:
+    """One watchdog for one node. `sweep`, `confirm` and `follow` are called from one thread, never at once."""
+
+    env: Env
+    state: WatchState = field(init=False)
+    starter: Starter = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take up what the store remembers."""
+        self.state = WatchState(self.env)
+        self.starter = Starter(self.state)
+
+    def sweep(self) -> Report:
+        """Look at everything, decide, tell, and begin the starts that are due."""
+        begun = self.env.clock.boottime()
+        return self._report(self._look(counted=True), begun)
+
+    def confirm(self) -> Report:
+        """The second look at guests that the last sweep saw stopped for the first time. It is no sweep and counts as none."""
+        begun = self.env.clock.boottime()
+        self._look(counted=False)
+        return self._report(None, begun)
+
+    def follow(self) -> Report:
+        """One step of every attempt under way; then those whose turn it is."""
+        begun = self.env.clock.boottime()
+        for memory in self.starter.in_flight():
+            self.starter.step(memory)
+        self.starter.begin_turns()
+        return self._report(None, begun)
+
+    def end(self) -> int:
+        """Begin nothing more. Returns how many attempts are under way; they are in the store and are followed at the next start."""
+        self.starter.ending = True
+        self.starter.due.clear()
+        return len(self.starter.in_flight())
+
+    def _look(self, *, counted: bool) -> Result:
+        state = self.state
+        deadline = self.env.clock.boottime() + max(10.0, 0.9 * self.env.config.watchdog.interval)
+        self._new_boot()
+        previous = state.obs
+        self._rearm_requests()
+        seen = observe(self.env, state.rules, state.cache, deadline)
+        if isinstance(seen, Aborted):
+            return self._abort(seen, counted=counted)
+        unconfirmed = {id for id, decision in state.decisions.items() if decision.guard is Guard.UNCONFIRMED}
+        ran_before = {id for id, memory in state.memories.items() if memory.running}
+        holds = state.holds()
+        self._recall_all(seen)
+        self._read_causes(seen, ran_before, previous, deadline)
+        state.gate = state.judge_gate(seen, holds)
+        seen = self._ask_witnesses(seen, holds, deadline)
+        self._decide_all(seen, holds, ran_before)
+        self._after_look(seen, counted=counted)
+        state.save()
+        self.starter.queue(seen, only=None if counted else unconfirmed)
+        self.starter.begin_turns()
+        return Result.INCOMPLETE if state.incomplete else Result.COMPLETE
+
+    def _new_boot(self) -> None:
+        """In another boot all times are void, and PVE has started what it should (boot id, not agent start: C15)."""
+        state, boot_id = self.state, self.env.clock.boot_id()
+        if state.node.boot_id == boot_id:
+            return
+        if state.node.boot_id:
+            state.memories = {id: recall.after_boot(memory) for id, memory in state.memories.items()}
+        state.node = NodeMemory(boot_id=boot_id)
+        state.save()
+
+    def _rearm_requests(self) -> None:
+        for vmid in self.env.store.take_rearms():
+            for memory in [m for m in self.state.memories.values() if m.id.vmid == vmid]:
+                self.state.take(recall.rearmed_by_operator(memory))
+
+    def _abort(self, seen: Aborted, *, counted: bool) -> Result:
+        state = self.state
+        state.aborted = seen.reason
+        if seen.lost:
+            state.teller.grants(seen.lost)
+        if counted:
+            state.teller.aborted(seen.reason, seen.at)
+        self.starter.due.clear()
+        state.save()
+        state.publish()
+        return Result.ABORTED
+
+    def _recall_all(self, seen: Observation) -> None:
+        state = self.state
+        if state.looks == 0 and self.env.store.begins_empty():
+            self._seed_attempts(seen)
+        self._forget_gone(seen)
+        watched, names = state.node.watched, seen.host.names
+        for id in () if isinstance(names, Unreadable) else names.here:
+            state.memories.setdefault(id, recall.first_seen(id, watched=watched))
+        for id, guest in seen.guests.items():
+            memory = state.memories.get(id) or recall.first_seen(id, watched=watched)
+            state.take(recall.recall(memory, guest, seen, state.rules))
+
+    def _forget_gone(self, seen: Observation) -> None:
+        """A guest that left the pool, moved or was destroyed. One that lives elsewhere now is remembered: it may come back."""
+        names = seen.host.names
+        for id, memory in list(self.state.memories.items()):
+            if id in seen.members:
+                continue
+            if id in seen.guests or (not isinstance(names, Unreadable) and id in names.here):
+                if memory.owned:
+                    self._forget(memory, "it left the pool")
+            elif not isinstance(names, Unreadable) and id in names.elsewhere:
+                if not memory.away:
+                    self._forget(memory, f"it moved to node {names.elsewhere[id]}", away=True)
+            else:
+                self._forget(memory, "it was destroyed, or is seen no more")
+                del self.state.memories[id]
+
+    def _forget(self, memory: GuestMemory, reason: str, *, away: bool = False) -> None:
+        """Drop history and episode; who it is, and whether it ran here, stays known."""
+        if memory.in_flight is not None:
+            self.starter.ended(memory, attempts.end(memory.in_flight, self.env.clock.boottime(), Outcome.UNKNOWN, reason))
+        if memory.owned:
+            text = f"is no longer guarded: {reason}"
+            self.env.tell((Notice(Event.GUEST_FORGOTTEN, memory.id, memory.name, "", text, (("reason", reason),)),))
+        self.state.memories[memory.id] = GuestMemory(
+            memory.id,
+            name=memory.name,
+            identity=memory.identity,
+            ran=memory.ran,
+            new=memory.new or (away and not memory.ran),
+            away=away,
+        )
+
+    def _seed_attempts(self, seen: Observation) -> None:
+        """Without a memory of our own PVE's task list tells what we tried lately, so that a lost state grants no new attempts (C08)."""
+        state = self.state
+        try:
+            past = self.env.pve.past_tasks(seen.wall - SEED_SECONDS, deadline=seen.at + READ_BUDGET)
+        except PveError:
+            return  # an agent that never ran here has nothing to find; for another the back-off bounds what this costs
+        for id, guest in seen.guests.items():
+            own = attempts.own_starts(past, id, seen.token_id, seen.at - SEED_SECONDS)
+            if own and not guest.running and id not in state.memories:
+                tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own, 1))
+                fresh = recall.first_seen(id, watched=state.node.watched)
+                state.memories[id] = replace(fresh, attempts=tried[-state.rules.attempts :])
+
+    def _read_causes(self, seen: Observation, ran_before: set[GuestId], previous: Observation | None, deadline: float) -> None:
+        """One call for all guests that went down since the last look; then whether many were stopped at once."""
+        state = self.state
+        down = [m for id, m in state.memories.items() if id in seen.members and m.down_since is not None]
+        if all(memory.cause_read for memory in down):
+            return
+        try:
+            past = self.env.pve.past_tasks(seen.wall - HISTORY_SECONDS, deadline=deadline)
+        except PveError:
+            return  # asked again at the next look; until then the cause is told as not read
+        active = () if isinstance(seen.tasks, Unreadable) else tuple(task for task in seen.tasks if not task.running)
+        since = previous.at - 90 if previous is not None else None
+        for memory in down:
+            if not memory.cause_read:
+                not_before = since if memory.id in ran_before else None
+                cause = causes.stop_cause((*active, *past), memory.id.vmid, seen.token_id, not_before)
+                state.memories[memory.id] = replace(memory, cause=cause, cause_read=True)
+        known = [cause for memory in down if (cause := state.memories[memory.id].cause) is not None]
+        if causes.mass_stop(known, seen.at, state.rules.mass_stop):
+            state.node = replace(state.node, mass_stop_until=seen.at + MASS_STOP_PAUSE)
+
+    def _ask_witnesses(self, seen: Observation, holds: Holds, deadline: float) -> Observation:
+        state = self.state
+        if not any(may_start(state.case(seen, id, holds)) for id in seen.guests):
+            return seen
+        seen = with_witnesses(self.env, seen, deadline)
+        state.gate = state.judge_gate(seen, holds)
+        for id in seen.configs:
+            state.take(recall.storages_back(state.memories[id], seen))
+        return seen
+
+    def _decide_all(self, seen: Observation, holds: Holds, ran_before: set[GuestId]) -> None:
+        state = self.state
+        state.teller.gate(state.gate, seen.at)
+        state.teller.grants(seen.lost)
+        state.decisions = {id: decide(state.case(seen, id, holds)) for id in seen.guests}
+        for id, decision in state.decisions.items():
+            state.take(recall.settle(state.memories[id], decision, seen, state.rules, ran_before=id in ran_before))
+
+    def _after_look(self, seen: Observation, *, counted: bool) -> None:
+        state = self.state
+        state.obs, state.aborted, state.incomplete = seen, "", incomplete(seen)
+        state.looks += 1
+        if counted:
+            state.teller.looked(state.incomplete, seen.at)
+        if counted and not state.incomplete:
+            state.last_complete = (seen.at, seen.wall)
+            state.node = replace(state.node, watched=True, sweeps=state.node.sweeps + 1)
+            if state.node.sweeps % self.env.config.watchdog.heartbeat_every == 0:
+                self._heartbeat()
+        state.publish()
+
+    def _heartbeat(self) -> None:
+        """It carries what was seen, so that a watchdog which sees nothing cannot look like one that has nothing to do (C97)."""
+        state = self.state
+        mine = [(id, decision) for id, decision in sorted(state.decisions.items()) if decision.guard not in OUT_OF_SCOPE]
+        down = [
+            {"id": str(id), "name": decision.name, "guard": str(decision.guard)}
+            for id, decision in mine
+            if decision.guard is not Guard.RUNNING
+        ]
+        words = ", ".join(f"{entry['id']} {entry['guard']}" for entry in down) or "none"
+        self.env.journal.emit(
+            Event.HEARTBEAT,
+            message=f"{len(mine)} guests examined, {len(down)} stopped: {words}",
+            sweeps_since_boot=state.node.sweeps,
+            guests_evaluated=len(mine),
+            currently_stopped=len(down),
+            left_down=down,
+            holds=[str(scope or "node") for scope in state.teller.holds],
+            host_gate=[str(reason) for reason in state.teller.closures],
+        )
+
+    def _report(self, result: Result | None, begun: float) -> Report:
+        state = self.state
+        times = [d.next_at for d in state.decisions.values() if d.guard is Guard.UNCONFIRMED and d.next_at is not None]
+        return Report(
+            board=state.board(),
+            result=result,
+            duration=self.env.clock.boottime() - begun,
+            confirm_at=min(times, default=None) if not state.aborted else None,
+            busy=bool(self.starter.due) or bool(self.starter.in_flight()),
+        )
+
+
+def _past_attempt(number: int, upid: Upid) -> Attempt:
+    at = upid.started_boottime
+    return Attempt(number, at, at, upid=upid.text, ended_at=at, outcome=Outcome.UNKNOWN, reason="found in PVE's task history")

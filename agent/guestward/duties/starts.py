@@ -1,0 +1,225 @@
+"""Starting guests: whose turn it is, the last look before the request, the request itself, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from guestward.duties.observe import LookAbortedError, proven_grants, read_config, read_tasks, with_witnesses
+from guestward.duties.state import WatchState
+from guestward.model.decision import Decision, Guard, Outcome
+from guestward.model.events import Event, Level
+from guestward.model.guest import GuestConfig, GuestId, ListedGuest, LiveStatus, Startup
+from guestward.model.memory import Attempt, GuestMemory
+from guestward.model.observation import Observation, Resources
+from guestward.model.reading import Reading, Unreadable
+from guestward.model.task import TaskStatus, Upid
+from guestward.policy import attempts, causes, recall
+from guestward.policy.guards import decide
+from guestward.policy.turns import Turn, whose_turn
+from guestward.ports import GuestLabel, PveAnswerLost, PveError, PveUnreachable
+
+READ_BUDGET = 20.0
+FOLLOW_BUDGET = 10.0
+RETRY = 5.0
+
+
+@dataclass(slots=True)
+class Starter:
+    """Starts guests and follows the attempts.
+
+    Nothing here waits for a guest: a start is sent, and `step` is called about once a second until it ended or its deadline passed,
+    so that one hanging start delays nobody else.
+    """
+
+    state: WatchState
+    due: dict[GuestId, Turn] = field(default_factory=dict)
+    next_turn_at: float = 0.0
+    ending: bool = False
+
+    def in_flight(self) -> list[GuestMemory]:
+        """Guests with an attempt under way."""
+        return [memory for memory in self.state.memories.values() if memory.in_flight is not None]
+
+    def queue(self, seen: Observation, only: Iterable[GuestId] | None) -> None:
+        """Those that are due, in place of what was due before. A confirming look adds only those that it was made for."""
+        wanted = None if only is None else set(only)
+        found = {
+            id: Turn(id, _startup(seen, id))
+            for id, decision in self.state.decisions.items()
+            if decision.guard is Guard.START and (wanted is None or id in wanted)
+        }
+        self.due = found if wanted is None else self.due | found
+
+    def begin_turns(self) -> None:
+        """Begin with those whose turn it is. After a guest with `up=S` the next one waits so long."""
+        seen = self.state.obs
+        if self.ending or seen is None or not self.due or self.state.env.clock.boottime() < self.next_turn_at:
+            return
+        under_way = [Turn(memory.id, _startup(seen, memory.id)) for memory in self.in_flight()]
+        for turn in whose_turn(self.due.values(), under_way, self.state.rules.parallel):
+            self._begin(turn.id, seen)
+            if self.ending or self.state.env.clock.boottime() < self.next_turn_at:
+                return
+
+    def _begin(self, id: GuestId, seen: Observation) -> None:
+        """Everything that decided is read again right before the request is sent (I12); then intent first, request second."""
+        state = self.state
+        holds = state.holds()
+        try:
+            fresh = self._look_again(id, seen)
+        except (PveError, LookAbortedError) as error:
+            self._cannot_look(id, str(error))
+            return
+        del self.due[id]
+        state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules))
+        state.gate = state.judge_gate(fresh, holds)
+        decision = decide(state.case(fresh, id, holds))
+        state.decisions[id] = decision
+        if decision.guard is Guard.START and not self.ending:
+            state.memories[id] = attempts.begin(state.memories[id], state.env.clock.boottime(), state.rules)
+            state.save()
+            self._send(state.memories[id])
+        else:
+            state.take(recall.settle(state.memories[id], decision, fresh, state.rules, ran_before=False))
+        state.save()
+
+    def _cannot_look(self, id: GuestId, why: str) -> None:
+        """It stays due and is looked at again soon; said once."""
+        state = self.state
+        self.next_turn_at = state.env.clock.boottime() + RETRY
+        memory = state.memories[id]
+        if Guard.UNREADABLE not in memory.announced and state.obs is not None:
+            decision = Decision(id, memory.name, Guard.UNREADABLE, f"not started yet, the look before the start failed: {why}", ())
+            told = recall.settle(memory, decision, state.obs, state.rules, ran_before=False)
+            state.take(replace(told, memory=replace(told.memory, startable_since=memory.startable_since)))
+            state.save()
+
+    def _look_again(self, id: GuestId, last: Observation) -> Observation:
+        env, deadline = self.state.env, self.state.env.clock.boottime() + READ_BUDGET
+        live = env.pve.live(id, deadline=deadline)
+        members = {m.id: m for pool in self.state.rules.pools for m in env.pve.members(pool, deadline=deadline) if m.node == env.pve.node}
+        lost = proven_grants(env, self.state.rules, deadline)
+        fresh = replace(
+            last,
+            at=env.clock.boottime(),
+            wall=env.clock.wall(),
+            host=env.host.host(),
+            guests={**last.guests, id: ListedGuest(id, last.guests[id].name, live.running, live.pid, live.uptime, live.lock)},
+            members=members,
+            tasks=read_tasks(env, lost, deadline),
+            lost=lost,
+            configs={id: read_config(env, self.state.cache, id, None, deadline)},
+        )
+        fresh = with_witnesses(env, fresh, deadline)
+        return replace(fresh, resources=_with_live_ha(fresh.resources, id, live))
+
+    def _send(self, memory: GuestMemory) -> None:
+        attempt, clock = memory.attempts[-1], self.state.env.clock
+        try:
+            upid = self.state.env.pve.start(memory.id, deadline=attempt.deadline)
+        except PveAnswerLost as error:
+            sent, how = attempt, f"the answer was lost ({error}); its task or the guest will tell"
+        except PveUnreachable as error:
+            sent, how = attempts.end(attempt, clock.boottime(), Outcome.FAILED, f"not sent: {error}"), "it could not be sent"
+        except PveError as error:
+            sent, how = attempts.refused(attempt, clock.boottime(), str(error)), "PVE refused it"
+        else:
+            sent, how = attempts.answered(attempt, upid, clock.boottime()), "sent"
+        self._tell_attempt(memory, sent, how)
+        self._advance(memory, sent)
+
+    def _tell_attempt(self, memory: GuestMemory, attempt: Attempt, how: str) -> None:
+        cause, of = causes.describe(memory.cause), self.state.rules.attempts
+        self.state.env.journal.emit(
+            Event.START_ATTEMPT,
+            message=f"{memory.id} start {attempt.number} of {of}: {how}. Why it was down: {cause}",
+            guest=_label(memory),
+            attempt=attempt.number,
+            of=of,
+            cause=cause,
+            upid=attempt.upid,
+        )
+
+    def step(self, memory: GuestMemory) -> None:
+        """Ask the task and the guest; what cannot be asked now is asked again in a second, never beyond the deadline (I10)."""
+        attempt, clock = memory.attempts[-1], self.state.env.clock
+        deadline = min(clock.boottime() + FOLLOW_BUDGET, attempt.deadline)
+        upid = memory.in_flight_upid or self._find_task(memory, attempt, deadline)
+        if upid is not None and not attempt.upid:
+            attempt = attempts.answered(attempt, upid, clock.boottime())
+        if attempt.in_flight:
+            said = self._task(upid, deadline) if upid is not None else None
+            live = self._live(memory.id, deadline)
+            attempt = attempts.follow(attempt, clock.boottime(), said, live)
+        self._advance(memory, attempt)
+        self.state.save()
+
+    def _find_task(self, memory: GuestMemory, attempt: Attempt, deadline: float) -> Upid | None:
+        pve, clock = self.state.env.pve, self.state.env.clock
+        since = clock.wall() - (clock.boottime() - attempt.begun_at) - 60
+        try:
+            tasks = (*pve.active_tasks(deadline=deadline), *pve.past_tasks(since, deadline=deadline))
+        except PveError:
+            return None  # asked again in a second, until the deadline
+        found = attempts.own_starts(tasks, memory.id, pve.token_id, attempt.begun_at - 1)
+        return found[-1] if found else None
+
+    def _task(self, upid: Upid, deadline: float) -> TaskStatus | None:
+        try:
+            return self.state.env.pve.task(upid, deadline=deadline)
+        except PveError:
+            return None  # a poll that fails ends nothing (C66)
+
+    def _live(self, id: GuestId, deadline: float) -> LiveStatus | None:
+        try:
+            return self.state.env.pve.live(id, deadline=deadline)
+        except PveError:
+            return None  # as for the task
+
+    def _advance(self, memory: GuestMemory, attempt: Attempt) -> None:
+        memory = replace(memory, attempts=(*memory.attempts[:-1], attempt))
+        self.state.memories[memory.id] = memory
+        if not attempt.in_flight:
+            self.ended(memory, attempt)
+
+    def ended(self, memory: GuestMemory, attempt: Attempt) -> None:
+        """Say how an attempt ended, and remember what follows from it."""
+        at = self.state.env.clock.boottime()
+        down_s = round(at - memory.down_since) if memory.down_since is not None else None
+        good = attempt.outcome in (Outcome.STARTED, Outcome.UNCHANGED, Outcome.HANDED_TO_HA)
+        after = f", after {down_s} s" if attempt.outcome is Outcome.STARTED and down_s is not None else ""
+        self.state.env.journal.emit(
+            Event.START_RESULT,
+            Level.INFO if good else Level.WARN,
+            message=f"{memory.id} start {attempt.number}: {attempt.outcome}{after} ({attempt.reason})",
+            guest=_label(memory),
+            attempt=attempt.number,
+            outcome=str(attempt.outcome),
+            reason=attempt.reason,
+            upid=attempt.upid,
+            down_s=down_s,
+        )
+        if attempt.outcome is Outcome.STARTED:
+            self.state.memories[memory.id] = replace(
+                memory, down_since=None, startable_since=None, announced=(), cause=None, cause_read=False, running=True, ran=True
+            )
+            up = _startup(self.state.obs, memory.id).up if self.state.obs is not None else 0
+            self.next_turn_at = max(self.next_turn_at, at + up)
+        self.state.publish()
+
+
+def _label(memory: GuestMemory) -> GuestLabel:
+    return GuestLabel(memory.id, memory.name, str(Guard.START))
+
+
+def _startup(seen: Observation, id: GuestId) -> Startup:
+    config = seen.configs.get(id)
+    return config.startup if isinstance(config, GuestConfig) else Startup()
+
+
+def _with_live_ha(resources: Reading[Resources], id: GuestId, live: LiveStatus) -> Reading[Resources]:
+    """`status/current` reads HA's own configuration: it knows of a guest that was just put under HA before the resources do."""
+    if isinstance(resources, Unreadable) or not live.ha_managed or id in resources.ha:
+        return resources
+    return replace(resources, ha={**resources.ha, id: None})

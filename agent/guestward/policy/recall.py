@@ -1,0 +1,230 @@
+"""How the memory of one guest changes with what is seen: before the decision (`recall`) and by it (`settle`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from guestward.model.decision import Decision, Guard
+from guestward.model.events import Event, EventKind, Level, Notice
+from guestward.model.guest import GuestConfig, GuestId, ListedGuest
+from guestward.model.memory import GuestMemory
+from guestward.model.observation import Observation, StorageState
+from guestward.model.reading import Unreadable
+from guestward.model.rules import Rules
+from guestward.policy.causes import describe
+from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE
+
+WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
+BIRTH_LOCKS = frozenset({"create", "import", "clone"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A guest's memory and what there is to tell about how it came to be."""
+
+    memory: GuestMemory
+    notices: tuple[Notice, ...] = ()
+
+
+def first_seen(guest: GuestId, *, watched: bool) -> GuestMemory:
+    """A guest that nothing is remembered of. watched: whether this boot was watched before, so that it appeared under our eyes."""
+    return GuestMemory(guest, new=watched)
+
+
+def after_boot(memory: GuestMemory) -> GuestMemory:
+    """The host booted: PVE has started what it should, and every history is forgotten."""
+    return GuestMemory(memory.id, name=memory.name, owned=memory.owned, identity=memory.identity, ran=memory.ran, away=memory.away)
+
+
+def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules) -> Recalled:
+    """Bring the memory of a listed guest up to what is seen of it now."""
+    notices: list[Notice] = []
+    memory = replace(memory, name=seen.name, owned=seen.id in obs.members, away=False)
+    memory = _born(memory, seen)
+    config = obs.configs.get(seen.id)
+    if isinstance(config, GuestConfig):
+        memory = _compare(memory, config, notices)
+    memory = _runs(memory, seen, obs, rules, notices) if seen.running else _stopped(memory, obs)
+    return Recalled(_works(memory, seen, obs, notices), tuple(notices))
+
+
+def _born(memory: GuestMemory, seen: ListedGuest) -> GuestMemory:
+    """A guest under a lock of creation is another guest than the one that had its VMID before (pve-facts B1, F1)."""
+    if seen.lock in BIRTH_LOCKS and not seen.running:
+        return GuestMemory(memory.id, name=seen.name, owned=memory.owned, new=True)
+    return memory
+
+
+def _compare(memory: GuestMemory, config: GuestConfig, notices: list[Notice]) -> GuestMemory:
+    if memory.identity and config.identity != memory.identity:
+        notices.append(_notice(Event.GUEST_FORGOTTEN, memory, "another guest has this VMID now", reason="identity changed"))
+        return GuestMemory(
+            memory.id, name=memory.name, owned=memory.owned, new=True, identity=config.identity, fingerprint=config.fingerprint
+        )
+    changed = memory.fingerprint not in ("", config.fingerprint)
+    if memory.in_flight is not None:
+        return replace(memory, identity=config.identity)
+    memory = replace(memory, identity=config.identity, fingerprint=config.fingerprint)
+    return rearm(memory, "its configuration changed", notices) if changed else memory
+
+
+def rearm(memory: GuestMemory, reason: str, notices: list[Notice]) -> GuestMemory:
+    """Forget attempts and the stop that holds it; told only when there was something to forget."""
+    if memory.attempts or memory.given_up:
+        notices.append(_notice(Event.REARMED, memory, f"has all its attempts again: {reason}", reason=reason))
+    keep = (replace(memory.in_flight, number=1),) if memory.in_flight is not None else ()
+    announced = tuple(guard for guard in memory.announced if guard not in (Guard.BACKOFF, Guard.EXHAUSTED))
+    return replace(memory, attempts=keep, given_up=False, cause=None, cause_read=True, blocked_storages=frozenset(), announced=announced)
+
+
+def rearmed_by_operator(memory: GuestMemory) -> Recalled:
+    """`guestward rearm`: besides attempts and holding stops, a new guest counts as known."""
+    notices: list[Notice] = []
+    renewed = replace(rearm(memory, "by an operator", notices), new=False)
+    if not notices:
+        notices.append(_notice(Event.REARMED, memory, "has all its attempts: by an operator", reason="by an operator"))
+    return Recalled(renewed, tuple(notices))
+
+
+def storages_back(memory: GuestMemory, obs: Observation) -> Recalled:
+    """A storage that kept it down is seen back: that, and not time, makes new attempts worth while (C17)."""
+    if not memory.blocked_storages or isinstance(obs.resources, Unreadable):
+        return Recalled(memory)
+    states = obs.resources.storages
+    back = sorted(name for name in memory.blocked_storages if states.get(name) is StorageState.AVAILABLE)
+    if not back:
+        return Recalled(memory)
+    notices: list[Notice] = []
+    left = memory.blocked_storages - set(back)
+    if memory.attempts:
+        memory = rearm(memory, f"storage {', '.join(back)} is back", notices)
+    return Recalled(replace(memory, blocked_storages=left), tuple(notices))
+
+
+def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, notices: list[Notice]) -> GuestMemory:
+    """Running ends an episode. The history goes only after it ran stably: a guest that lives 30 s has not recovered (C07)."""
+    if memory.down_since is not None and memory.in_flight is None and memory.announced:
+        down_s = round(obs.at - memory.down_since)
+        notices.append(_notice(Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be ({down_s} s)", down_s=down_s))
+    really = seen.pid is not None
+    steady = really and seen.lock is None and not memory.not_working
+    since = max(memory.stable_since or obs.at, obs.at - seen.uptime) if steady else None
+    # The write of a memory that does not change is spared: `since` moves only when the guest was restarted between two looks.
+    since = memory.stable_since if since is not None and memory.stable_since is not None and since - memory.stable_since < 2 else since
+    memory = replace(
+        memory,
+        running=True,
+        ran=memory.ran or really,
+        new=memory.new and not really,
+        down_since=None,
+        startable_since=None,
+        announced=(),
+        cause=None,
+        cause_read=False,
+        stable_since=since,
+        blocked_storages=frozenset(),
+        backup_since=None,
+        backup_warned=False,
+    )
+    stable = since is not None and obs.at - since >= rules.stable and seen.uptime >= rules.stable
+    return replace(memory, attempts=(), given_up=False) if stable and memory.attempts and memory.in_flight is None else memory
+
+
+def _stopped(memory: GuestMemory, obs: Observation) -> GuestMemory:
+    down_since = memory.down_since if memory.down_since is not None else obs.at
+    return replace(memory, running=False, down_since=down_since, stable_since=None, suspect="", not_working="")
+
+
+def not_working_state(seen: ListedGuest, obs: Observation) -> str:
+    """Why a running guest does no work, or nothing: the QMP state that pvestatd publishes, or a frozen cgroup (pve-facts K).
+
+    Under a lock or a task such states are a step of somebody's work: a backup of a stopped VM runs it in `prelaunch`.
+    """
+    busy = not isinstance(obs.tasks, Unreadable) and any(t.running and t.upid.covers(seen.id.vmid) for t in obs.tasks)
+    if not seen.running or seen.lock is not None or busy:
+        return ""
+    if not isinstance(obs.frozen, Unreadable) and seen.id.vmid in obs.frozen:
+        return "frozen"
+    member = obs.members.get(seen.id)
+    return member.state if member is not None and member.state not in WORKING_STATES else ""
+
+
+def _works(memory: GuestMemory, seen: ListedGuest, obs: Observation, notices: list[Notice]) -> GuestMemory:
+    """Told when seen at two looks: pvestatd's word may be 10 s old."""
+    if not memory.owned or not seen.running:
+        return memory
+    state = not_working_state(seen, obs)
+    if state and state == memory.suspect and state != memory.not_working:
+        notices.append(
+            _notice(Event.NOT_WORKING, memory, f"runs but does not work: {state}; it is left as it is, look at it in PVE", state=state)
+        )
+        return replace(memory, not_working=state, stable_since=None)
+    if not state and memory.not_working:
+        notices.append(_notice(Event.WORKING_AGAIN, memory, f"works again, was {memory.not_working}", state=memory.not_working))
+        return replace(memory, suspect="", not_working="")
+    return replace(memory, suspect=state)
+
+
+def settle(memory: GuestMemory, decision: Decision, obs: Observation, rules: Rules, *, ran_before: bool) -> Recalled:
+    """Remember what was decided, and say what is new about it. ran_before: the guest was running at the look before."""
+    if decision.guard is Guard.RUNNING or decision.guard in OUT_OF_SCOPE:
+        return Recalled(memory)
+    notices = list(_tell(memory, decision, ran_before))
+    if decision.guard in STARTABLE:
+        memory = replace(memory, startable_since=memory.startable_since if memory.startable_since is not None else obs.at)
+    else:
+        memory = replace(memory, startable_since=None)
+    if notices:
+        memory = replace(memory, announced=(*memory.announced, decision.guard))
+    memory = _offline(memory, decision, obs)
+    memory = _waits_for_backup(memory, decision, obs, rules, notices)
+    if decision.guard is Guard.EXHAUSTED and not memory.given_up:
+        notices.append(_given_up(memory, decision))
+        memory = replace(memory, given_up=True)
+    return Recalled(memory, tuple(notices))
+
+
+def _tell(memory: GuestMemory, decision: Decision, ran_before: bool) -> Iterator[Notice]:
+    """`guest_down` opens an episode, `guest_waiting` names each further guard once. A guest that is down on purpose is no episode."""
+    if decision.guard in memory.announced or decision.guard is Guard.START:
+        return
+    if decision.guard is Guard.ONBOOT_OFF and not ran_before:
+        return
+    kind = Event.GUEST_WAITING if memory.announced else Event.GUEST_DOWN
+    cause = describe(memory.cause) if memory.cause_read else "the task history could not be read"
+    what = "stays down" if memory.announced else "is down"
+    yield _notice(kind, memory, f"{what}: {decision.guard} ({decision.evidence})", decision.guard, evidence=decision.evidence, cause=cause)
+
+
+def _offline(memory: GuestMemory, decision: Decision, obs: Observation) -> GuestMemory:
+    config = obs.configs.get(decision.id)
+    if decision.guard is not Guard.STORAGE_OFFLINE or not isinstance(config, GuestConfig) or isinstance(obs.resources, Unreadable):
+        return memory
+    states = obs.resources.storages
+    offline = frozenset(name for name in config.storages if states.get(name) is StorageState.OFFLINE)
+    return replace(memory, blocked_storages=memory.blocked_storages | offline)
+
+
+def _waits_for_backup(memory: GuestMemory, decision: Decision, obs: Observation, rules: Rules, notices: list[Notice]) -> GuestMemory:
+    seen = obs.guests[decision.id]
+    if decision.guard not in (Guard.BACKUP, Guard.BACKUP_UNKNOWN) and not (decision.guard is Guard.LOCKED and seen.lock == "backup"):
+        return replace(memory, backup_since=None)
+    since = memory.backup_since if memory.backup_since is not None else obs.at
+    waited = obs.at - since
+    if waited >= rules.backup_wait_warn and not memory.backup_warned:
+        text = f"has been down for {waited / 3600:.1f} h because of a backup: {decision.evidence}"
+        notices.append(_notice(Event.BACKUP_WAIT_LONG, memory, text, decision.guard, evidence=decision.evidence, waited_s=round(waited)))
+        return replace(memory, backup_since=since, backup_warned=True)
+    return replace(memory, backup_since=since)
+
+
+def _given_up(memory: GuestMemory, decision: Decision) -> Notice:
+    reason = memory.attempts[-1].reason
+    made = len(memory.attempts)
+    text = f"given up after {made} attempts and stays down; the last: {reason}. Mend the cause, then: guestward rearm {memory.id.vmid}"
+    return _notice(Event.GIVEN_UP, memory, text, decision.guard, level=Level.ERROR, attempts=made, reason=reason)
+
+
+def _notice(event: EventKind, memory: GuestMemory, message: str, guard: str = "", level: Level | None = None, **fields: object) -> Notice:
+    return Notice(event, memory.id, memory.name, guard, message, tuple(fields.items()), level)
