@@ -223,7 +223,5 @@ class Board:
     incomplete: str = ""
     last_complete_at: float | None = None
     last_complete_wall: float | None = None
-    next_sweep_at: float | None = None
     lost: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()

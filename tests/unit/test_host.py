@@ -79,11 +79,15 @@ def tree() -> Iterator[Tree]:
     root = Path(tempfile.mkdtemp(prefix="guestward-host-"))
     root.chmod(0o755)
     yield Tree(root)
+    for folder, folders, _ in os.walk(root):
+        for name in folders:
+            if not (path := Path(folder, name)).is_symlink():
+                path.chmod(0o755)
     shutil.rmtree(root)
 
 
 def as_nobody(read: Callable[[], Any]) -> Any:
-    """What an unprivileged process would get. As root, in a forked child that gives its rights up."""
+    """What an unprivileged process would get: as root, in a forked child that gives its rights up; else we are one (mode 0 stops us)."""
     if os.getuid() != 0:
         return read()
     reader, writer = os.pipe()
@@ -192,7 +196,7 @@ def test_a_dead_mount_is_unreadable(tree: Tree, monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path)
 
     for name in ("stat", "lstat", "listdir", "scandir"):
-        monkeypatch.setattr(host_module.os, name, dead)
+        monkeypatch.setattr(os, name, dead)
     state = tree.host()
     assert state.pmxcfs is False
     assert why(state.quorate).endswith("/etc/pve/local: Transport endpoint is not connected")
@@ -279,7 +283,7 @@ def test_names_need_no_right_to_read_the_files(tree: Tree) -> None:
 @pytest.mark.parametrize("path", ["etc/pve/nodes", f"etc/pve/nodes/{NODE}/lxc", "etc/pve/nodes/pve2/qemu-server"])
 def test_a_folder_that_may_not_be_listed_is_unreadable(tree: Tree, path: str) -> None:
     (tree.root / "etc/pve/nodes/pve2/qemu-server").mkdir(parents=True)
-    (tree.root / path).chmod(0o700)
+    (tree.root / path).chmod(0)
     assert why(as_nobody(lambda: tree.host().names)) == f"{tree.root}/{path}: Permission denied"
 
 
@@ -319,13 +323,14 @@ def test_an_lrm_status_that_is_not_json_is_unreadable(tree: Tree, content: bytes
 
 def test_an_lrm_status_that_may_not_be_read_is_unreadable(tree: Tree) -> None:
     path = tree.root / f"etc/pve/nodes/{NODE}/lrm_status"
-    path.chmod(0o640)
+    path.chmod(0)
     assert why(as_nobody(lambda: tree.host().maintenance)) == f"{path}: Permission denied"
 
 
 def test_the_hold_file_holds_whatever_it_is(tree: Tree) -> None:
     hold = tree.root / "etc/guestward/hold"
-    for make in (hold.touch, lambda: hold.symlink_to("/nowhere"), hold.mkdir):
+    makes: tuple[Callable[[], object], ...] = (hold.touch, lambda: hold.symlink_to("/nowhere"), hold.mkdir)
+    for make in makes:
         make()
         assert tree.host().hold_file is True
         hold.rmdir() if hold.is_dir() else hold.unlink()
@@ -333,7 +338,7 @@ def test_the_hold_file_holds_whatever_it_is(tree: Tree) -> None:
 
 
 def test_a_hold_file_that_may_not_be_looked_for_is_unreadable(tree: Tree) -> None:
-    (tree.root / "etc/guestward").chmod(0o700)
+    (tree.root / "etc/guestward").chmod(0)
     assert why(as_nobody(lambda: tree.host().hold_file)) == f"{tree.root}/etc/guestward/hold: Permission denied"
 
 
@@ -388,13 +393,13 @@ def test_locks_of_unknown_form_are_unreadable(tree: Tree, line: str) -> None:
 def test_locks_that_may_not_be_read_are_unreadable(tree: Tree) -> None:
     tree.put("run/vzdump.lock")
     assert why(tree.backups().flock) == f"{tree.root}/proc/locks: No such file or directory"
-    tree.put("proc/locks").chmod(0o600)
+    tree.put("proc/locks").chmod(0)
     assert why(as_nobody(lambda: tree.backups().flock)) == f"{tree.root}/proc/locks: Permission denied"
 
 
 def test_a_lock_file_that_may_not_be_looked_for_is_unreadable(tree: Tree) -> None:
     tree.put("run/vzdump.lock")
-    (tree.root / "run").chmod(0o700)
+    (tree.root / "run").chmod(0)
     assert why(as_nobody(lambda: tree.backups().flock)) == f"{tree.root}/run/vzdump.lock: Permission denied"
 
 
@@ -436,8 +441,9 @@ def test_the_kernels_own_locks_by_real_processes(tree: Tree, flocker: Callable[[
     holder = flocker(path)
     assert (said(holder), said(holder)) == ("opened", "locked")
     assert tree.backups().flock == FlockHolder(holder.pid)
-    path.chmod(0o600)
+    path.chmod(0)
     assert as_nobody(lambda: tree.backups().flock) == FlockHolder(holder.pid)
+    path.chmod(0o644)
 
     waiter = flocker(path)
     assert said(waiter) == "opened"
@@ -534,9 +540,9 @@ def test_a_status_of_unknown_form_is_unreadable(tree: Tree, content: str) -> Non
 
 def test_what_may_not_be_read_is_no_dead_worker(tree: Tree) -> None:
     pid_file, stat_file = tree.put("run/vzdump.pid", upid(14973, 5)), tree.put("proc/14973/stat", stat_line(14973, 5))
-    stat_file.chmod(0o600)
+    stat_file.chmod(0)
     assert why(as_nobody(lambda: tree.backups().live_upid)) == f"{stat_file}: Permission denied"
-    pid_file.chmod(0o600)
+    pid_file.chmod(0)
     assert why(as_nobody(lambda: tree.backups().live_upid)) == f"{pid_file}: Permission denied"
 
 
@@ -657,7 +663,7 @@ def test_a_command_line_that_archives_a_guest(tree: Tree, name: str) -> None:
     argv, vmid = ARCHIVING[name]
     assert archived_guest(argv) == vmid
     tree.process(4711, *argv)
-    assert tree.backups().archives == {vmid}
+    assert tree.backups().archives == frozenset({vmid})
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -672,23 +678,23 @@ def test_several_processes_and_guests(tree: Tree) -> None:
         tree.process(pid, *argv)
     tree.put("proc/cmdline", "tar\0cpf\0" + TMP)
     (tree.root / "proc/4711").mkdir()  # vanished
-    assert tree.backups().archives == {110, 200}
+    assert tree.backups().archives == frozenset({110, 200})
 
 
 def test_a_long_command_line_is_read_past_its_head(tree: Tree) -> None:
     tree.process(4711, "proxmox-backup-client", "backup", *["--exclude=/some/path/or/other"] * 3000, "--backup-id", "110")
-    assert tree.backups().archives == {110}
+    assert tree.backups().archives == frozenset({110})
     tree.process(4711, "tar", "cpf", "-", *["--exclude=/some/path/or/other"] * 30000, TMP)
     assert tree.backups().archives == frozenset()  # bounded
 
 
 def test_a_process_inside_a_container_claims_nothing(tree: Tree) -> None:
     tree.process(4711, *TAR)
-    for namespaces, archives in (("4711", {110}), ("4711\t12", set())):
+    for namespaces, archives in (("4711", frozenset({110})), ("4711\t12", frozenset())):
         tree.put("proc/4711/status", f"Name:\ttar\nNSpid:\t{namespaces}\nNSpgid:\t1\n")
         assert tree.backups().archives == archives
     tree.put("proc/4711/status", "Name:\ttar\n")
-    assert tree.backups().archives == {110}
+    assert tree.backups().archives == frozenset({110})
 
 
 def test_processes_that_may_not_be_seen_are_unreadable(tree: Tree) -> None:
@@ -697,9 +703,9 @@ def test_processes_that_may_not_be_seen_are_unreadable(tree: Tree) -> None:
     (tree.root / "proc/self").symlink_to("4711")
     assert as_nobody(lambda: tree.backups().archives) == {110}
     file = tree.root / "proc/4711/cmdline"
-    file.chmod(0o600)  # hidepid=1
+    file.chmod(0)  # hidepid=1
     assert why(as_nobody(lambda: tree.backups().archives)) == f"{file}: Permission denied"
-    (tree.root / "proc").chmod(0o700)
+    (tree.root / "proc").chmod(0)
     assert why(as_nobody(lambda: tree.backups().archives)) == f"{tree.root}/proc: Permission denied"
 
 
@@ -717,7 +723,7 @@ def test_a_process_that_ends_while_we_read_is_left_out(tree: Tree, monkeypatch: 
     def gone(descriptor: int, size: int) -> bytes:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
 
-    monkeypatch.setattr(host_module.os, "read", gone)
+    monkeypatch.setattr(os, "read", gone)
     assert tree.backups().archives == frozenset()
 
 
@@ -727,7 +733,7 @@ def test_a_real_tar_that_is_stuck(tree: Tree) -> None:
     dump.mkdir()
     (dump / "data").write_bytes(b"x" * 1_000_000)  # more than a pipe holds
     with subprocess.Popen(["tar", "cpf", "-", f"--directory={dump}", "."], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tar:
-        assert tree.backups().archives == {999999110}
+        assert tree.backups().archives == frozenset({999999110})
         assert as_nobody(lambda: tree.backups().archives) == {999999110}
         tar.kill()
         os.waitid(os.P_PID, tar.pid, os.WEXITED | os.WNOWAIT)
@@ -739,7 +745,7 @@ def test_a_real_process_is_told_by_its_own_name(tree: Tree, name: str, counts: b
     tree.real_proc()
     argv = [name, "-c", "read line", "--", "tar", "cpf", "-", f"--directory={TMP.replace('110', '999999111')}"]
     with subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE):
-        assert tree.backups().archives == ({999999111} if counts else frozenset())
+        assert tree.backups().archives == frozenset({999999111} if counts else ())
 
 
 # --- frozen ---
@@ -748,13 +754,13 @@ def test_a_real_process_is_told_by_its_own_name(tree: Tree, name: str, counts: b
 def test_frozen_containers(tree: Tree) -> None:
     for vmid, frozen in ((101, 0), (102, 1), (103, 1)):
         tree.put(f"sys/fs/cgroup/lxc/{vmid}/cgroup.events", f"populated 1\nfrozen {frozen}\n")
-    assert tree.witness.frozen([101, 102, 110]) == {102}
+    assert tree.witness.frozen([101, 102, 110]) == frozenset({102})
     assert tree.witness.frozen(iter([])) == frozenset()
 
 
 def test_a_cgroup_that_may_not_be_read_is_unreadable(tree: Tree) -> None:
     path = tree.put("sys/fs/cgroup/lxc/102/cgroup.events", "frozen 1\n")
-    path.chmod(0o600)
+    path.chmod(0)
     assert why(as_nobody(lambda: tree.witness.frozen([101, 102]))) == f"{path}: Permission denied"
 
 

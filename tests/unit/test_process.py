@@ -80,8 +80,7 @@ def test_a_program_that_hangs_is_killed_with_all_its_children(tmp_path: Path) ->
     began = time.monotonic()
     assert sh(f"sleep 300 & echo $! $$ > {pids}; wait", 0.3) == Unreadable("/bin/sh: no answer within 0.3s, killed")
     assert time.monotonic() - began < 2
-    for pid in map(int, pids.read_text().split()):
-        until(lambda pid=pid: dead(pid))
+    until(lambda: all(dead(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_a_program_that_closes_its_output_and_hangs_is_killed_too() -> None:

@@ -6,19 +6,20 @@ delay a sweep. Lines that did not get through are counted, and the next one that
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import math
 import os
 import re
 import select
-import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import islice
 from typing import Any, TextIO
 
 from guestward.model.events import Event, EventKind, Level, all_events
@@ -28,7 +29,7 @@ from guestward.ports import Clock, GuestLabel
 try:
     from pythonjsonlogger.json import JsonFormatter
 except ImportError:  # 2.x, as in Debian 12
-    from pythonjsonlogger.jsonlogger import JsonFormatter
+    from pythonjsonlogger.jsonlogger import JsonFormatter  # type: ignore[attr-defined]
 
 Listener = Callable[[EventKind, Level, Mapping[str, object], GuestLabel | None], None]
 
@@ -51,9 +52,10 @@ class Redactor:
 
     _FORMS = (
         (re.compile(r"(?i)(authorization\W{0,8}?[:=]\s*b?[\"']?)[^\r\n\"']+"), rf"\1{_REDACTED}"),
+        (re.compile(r"(![A-Za-z][\w.-]*[=:])[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"), rf"\1{_REDACTED}"),
         (re.compile(r"(?i)(PVEAPIToken|PVEAuthCookie|CSRFPreventionToken)(\W{1,4})[^\s\"',;)}]+"), rf"\1\2{_REDACTED}"),
     )
-    _KEYS = re.compile(r"(?i).*(authorization|password|secret|cookie|csrfpreventiontoken)")
+    _KEYS = re.compile(r"(?i)(authorization|password|secret|cookie|csrfpreventiontoken)")
 
     def __init__(self) -> None:
         """Know no secret yet."""
@@ -79,7 +81,7 @@ class Redactor:
 
     def is_secret_key(self, key: str) -> bool:
         """Whether what stands under this key is a secret by its name."""
-        return self._KEYS.match(key) is not None
+        return self._KEYS.search(key) is not None
 
 
 class _Plain:
@@ -112,25 +114,14 @@ class _Plain:
 
     def _value(self, value: object, depth: int) -> object:
         self._left -= 1
-        if isinstance(value, Enum):
-            value = value.value
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int):
-            return int(value) if abs(value) < 1 << 63 else f"a number of {value.bit_length()} bits"
-        if isinstance(value, float):
-            return float(value) if value - value == 0 else repr(float(value))
-        if isinstance(value, str):
-            return self.text(str(value))
-        if isinstance(value, (bytes, bytearray)):
-            return self.text(bytes(value[: self.PRECUT]).decode("utf-8", "backslashreplace"))
+        value = value.value if isinstance(value, Enum) else value
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
         if isinstance(value, (list, tuple, set, frozenset)):
             return self._sequence(value, depth)
-        if isinstance(value, BaseException):
-            return self.text(f"{type(value).__name__}: {value}")
-        return self.text(str(value))
+        if value is None or isinstance(value, (bool, int, float)):
+            return _number(value)
+        return self.text(_shown(value))
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> object:
         found: dict[str, object] = {}
@@ -144,17 +135,30 @@ class _Plain:
             found[name[:100]] = _REDACTED if self._redactor.is_secret_key(name) else self.value(item, depth + 1)
         return found
 
-    def _sequence(self, value: Iterable[Any], depth: int) -> object:
+    def _sequence(self, value: Collection[Any], depth: int) -> object:
         if depth >= self.DEPTH:
             return "..."
         found: list[object] = []
-        items = list(value)
-        for number, item in enumerate(items):
+        for number, item in enumerate(islice(value, max(self._left, 0) + 1)):
             if self._left <= 0:
-                found.append(f"... and {len(items) - number} more")
+                found.append(f"... and {len(value) - number} more")
                 break
             found.append(self.value(item, depth + 1))
         return found
+
+
+def _number(value: float | None) -> object:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 63 else f"a number of {value.bit_length()} bits"
+    return float(value) if math.isfinite(value) else repr(float(value))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value[: _Plain.PRECUT + 1]).decode("utf-8", "backslashreplace")
+    return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
 
 
 class JsonJournal:
@@ -181,11 +185,14 @@ class JsonJournal:
         self._listeners = list(listeners)
         self._strict = strict
         self._redactor = Redactor()
-        self._formatter = JsonFormatter(json_ensure_ascii=True, reserved_attrs=list(vars(logging.makeLogRecord({}))))
+        self._formatter = JsonFormatter(
+            "%(ts)s %(level)s %(event)s %(message)s", json_ensure_ascii=True, reserved_attrs=list(vars(logging.makeLogRecord({})))
+        )
         self._writer = _Writer(stream)
         self._deaf: set[int] = set()
         self._local = threading.local()
         self._libraries: _LibraryHandler | None = None
+        atexit.register(self._writer.close)
 
     def emit(
         self, event: EventKind, level: Level | None = None, *, message: str, guest: GuestLabel | None = None, **fields: object
@@ -225,6 +232,7 @@ class JsonJournal:
             self._libraries.uninstall()
             self._libraries = None
         self._writer.close(timeout)
+        atexit.unregister(self._writer.close)
 
     # A line
 
@@ -257,11 +265,9 @@ class JsonJournal:
 
     def _encoded(self, record: dict[str, object]) -> str:
         try:
-            line = str(self._formatter.format(logging.makeLogRecord({"msg": record})))
-            json.loads(line)
+            return str(self._formatter.format(logging.makeLogRecord({"msg": record})))
         except Exception:  # noqa: BLE001 - whatever the library's version does, the line is written
-            line = json.dumps(record)
-        return line
+            return json.dumps(record)
 
     def _now(self) -> str:
         try:
@@ -346,7 +352,7 @@ class _Writer:
         with self._condition:
             return self._condition.wait_for(lambda: not self._queue and not self._writing, timeout)
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float = 1.0) -> None:
         self.flush(timeout)
         with self._condition:
             self._closing = True
@@ -356,9 +362,10 @@ class _Writer:
             thread.join(min(timeout, 0.2))
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        thread = threading.Thread(target=self._run, name="journal", daemon=True)
         with suppress(RuntimeError):  # no thread to be had: the line waits in the queue for the next one
-            self._thread.start()
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -403,11 +410,11 @@ class _Writer:
             self._torn = bool(data)
 
     def _await_reader(self, descriptor: int) -> None:
+        if self._closing:
+            raise BrokenPipeError
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
-        poll.poll(1_000)
-        if self._closing:
-            raise BlockingIOError
+        poll.poll(200)
 
 
 class _LibraryHandler(logging.Handler):
@@ -443,7 +450,7 @@ class _LibraryHandler(logging.Handler):
             if self._may_speak():
                 self._tell(record)
         except Exception:  # noqa: BLE001 - %-arguments that do not fit, objects that cannot be shown
-            self._journal.emit(_LIBRARY, Level.WARN, message=f"{record.name}: a message that cannot be shown", where=record.name, reason="")
+            self._say(Level.WARN, f"{record.name}: a message that cannot be shown", record.name, "cannot be shown")
 
     def _may_speak(self) -> bool:
         now = self._clock.boottime()
@@ -459,11 +466,14 @@ class _LibraryHandler(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f" ({_at(record.exc_info[1])})"
-        reason = " ".join(text[:5_000].split())
+        reason = " ".join(text.split())
         unsaid, self._unsaid = self._unsaid, 0
-        more = f" ({unsaid} more were not written)" if unsaid else ""
+        more = f"({unsaid} more were not written) " if unsaid else ""
         level = next((ours for theirs, ours in _LEVEL_OF_LOGGING if record.levelno >= theirs), Level.WARN)
-        self._journal.emit(_LIBRARY, level, message=f"{record.name}: {reason}{more}", where=record.name, reason=reason)
+        self._say(level, f"{record.name}: {more}{reason}", record.name, reason)
+
+    def _say(self, level: Level, message: str, where: str, reason: str) -> None:
+        self._journal.emit(_LIBRARY, level if level in _LIBRARY.levels else None, message=message, where=where, reason=reason)
 
 
 def _at(error: BaseException) -> str:
@@ -473,7 +483,3 @@ def _at(error: BaseException) -> str:
         trace = trace.tb_next
     place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
     return f"{type(error).__name__}: {error}{place}"
-
-
-__all__ = ["JsonJournal", "Listener", "Redactor", "under_systemd"]
-_ = (sys, time)

@@ -38,6 +38,8 @@ T = TypeVar("T")
 # GuestMemory, NodeMemory or Hold other than a new field with a default needs an entry here.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        "INSERT INTO meta VALUES ('id', lower(hex(randomblob(8))))",
         "CREATE TABLE node (one INTEGER PRIMARY KEY CHECK (one = 1), memory TEXT NOT NULL)",
         "CREATE TABLE guest (id TEXT PRIMARY KEY, memory TEXT NOT NULL) WITHOUT ROWID",
         "CREATE TABLE hold (vmid INTEGER PRIMARY KEY, hold TEXT NOT NULL)",
@@ -47,6 +49,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 VERSION = len(_MIGRATIONS)
 _WHOLE_NODE = 0  # the `vmid` of the node's own hold in the table; no guest has it
+_LEAST_BYTES = 512
 _PUT_HOLD = "INSERT OR REPLACE INTO hold VALUES (?, ?)"
 _KEEP_HOLD = "INSERT OR IGNORE INTO hold VALUES (?, ?)"
 _DAMAGE = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_MISMATCH})
@@ -97,6 +100,7 @@ class SqliteStore:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self._file_id = ""
         self._memory = _Memory()
         self._unsaved: set[GuestId] = set()
         self._forgotten: set[GuestId] = set()
@@ -216,14 +220,14 @@ class SqliteStore:
         connection = _open(self._file, create=True)
         try:
             _check_pages(connection)
-            identity = _identity(self._file)
-            if identity != self._identity:
+            file_id = str(connection.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()[0])
+            if file_id != self._file_id and self._memory.holds:  # another file: the holds of the lost one go on
                 with _transaction(connection):
                     _write_holds(connection, self._memory.holds, _KEEP_HOLD)
         except BaseException:
             connection.close()
             raise
-        self._connection, self._identity, self._rewrite = connection, identity, True
+        self._connection, self._identity, self._file_id, self._rewrite = connection, _identity(self._file), file_id, True
         return connection
 
     def _recovered(self, work: Callable[[], T]) -> T:
@@ -440,8 +444,8 @@ def _open(file: Path, *, create: bool) -> sqlite3.Connection:
     status = file.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise StoreUnavailable(f"{file} is not a file", "move it away")
-    if status.st_size == 0:
-        raise _Damaged(f"{file} is empty")
+    if status.st_size < _LEAST_BYTES:  # SQLite would take it for a new one
+        raise _Damaged(f"{file} is empty" if status.st_size == 0 else f"{file} is cut off after {status.st_size} bytes")
     connection = _connect(file)
     try:
         _migrate(connection)

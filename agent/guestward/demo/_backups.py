@@ -215,7 +215,7 @@ class Backups:
             await self._delete_snapshot(guest)
         _clear(guest)
         self._world.changed()
-        if job.mode == "stop" and job.was_running:
+        if job.mode == "stop" and job.was_running and guest.kind == "lxc":  # a VM has been running again for long
             # Stopped, unlocked, the task still running: vzdump's own start makes no task (timelines 3).
             await asyncio.sleep(restart_window)
             if not guest.running:

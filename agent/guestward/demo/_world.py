@@ -151,7 +151,7 @@ class World:
         for guest in self.guests.values():
             if guest.pid is not None and guest.node == self.node:
                 command = ["/sbin/init"] if guest.kind == "lxc" else ["/usr/bin/kvm", "-id", str(guest.vmid)]
-                found[guest.pid] = (command, int(guest.started * 100))
+                found[guest.pid] = (command, max(0, int(guest.started * 100)))
         return found | self.backups.archives
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:

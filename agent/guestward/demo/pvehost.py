@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -70,7 +70,7 @@ class PveHost:
         self._thread.start()
         try:
             self._do(self._make)
-            self._do(self._serve)
+            self._wait(self._serve)
         except BaseException:
             self._end()
             raise
@@ -82,7 +82,7 @@ class PveHost:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop serving; the tree stays."""
-        self._do(self._close)
+        self._wait(self._close)
         self._end()
 
     def _create(self, version: str, key_usage: bool, auth_delay: float, stats_lag: float) -> None:
@@ -114,24 +114,33 @@ class PveHost:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
 
-        self._do(cancel_rest)
+        self._wait(cancel_rest)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _do(self, work: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-        """Run a function or coroutine function on the loop; whatever it changed is in the tree when this returns."""
+    def _do(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a function on the loop; whatever it changed is in the tree when this returns."""
 
         async def run() -> T:
-            result = work(*args, **kwargs)
-            value: T = await result if isinstance(result, Awaitable) else result
+            return work(*args, **kwargs)
+
+        return self._wait(run)
+
+    def _wait(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+        """The same for a coroutine function, to its end."""
+
+        async def run() -> T:
+            result = await work(*args, **kwargs)
             if hasattr(self, "_world"):
                 self._world.changed()
-            return value
+            return result
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
-    async def _finished(self, task: Task) -> str:
+    async def _ends(self, begin: Callable[[], Task]) -> str:
+        """Begin a task and wait for its end."""
+        task = begin()
         if task.job is not None:
             await asyncio.wait([task.job])
         return task.upid
@@ -253,18 +262,18 @@ class PveHost:
 
     def stop(self, vmid: int, by: str = "root@pam") -> str:
         """Somebody stops it; returns the UPID when the task has ended."""
-        return self._do(lambda: self._finished(self._world.stop(self._guest(vmid), by)))
+        return self._wait(self._ends, lambda: self._world.stop(self._guest(vmid), by))
 
     def start(self, vmid: int, by: str = "root@pam") -> str:
         """Somebody starts it, outside of its plan; returns the UPID when the task has ended."""
-        return self._do(lambda: self._finished(self._world.start(self._guest(vmid).kind, vmid, by)))
+        return self._wait(self._ends, lambda: self._world.start(self._guest(vmid).kind, vmid, by))
 
     def reboot(self, vmid: int, how: str = "inside") -> None:
         """It goes down now and comes back a second later; a locked container stays down (timelines 5). `inside` or `api`."""
         if how == "inside":
-            self._do(self._world.reboot_inside, self._guest(vmid))
+            self._wait(self._world.reboot_inside, self._guest(vmid))
         else:
-            self._do(self._reboot_api, self._guest(vmid))
+            self._wait(self._reboot_api, self._guest(vmid))
 
     async def _reboot_api(self, guest: Guest) -> None:
         self._world.reboot(guest, "root@pam")
@@ -338,15 +347,15 @@ class PveHost:
         async def work() -> str:
             guest = self._guest(vmid)
             self._world.go_down(guest)
-            return await self._finished(self._world.destroy(guest, by))
+            return await self._ends(lambda: self._world.destroy(guest, by))
 
-        return self._do(work)
+        return self._wait(work)
 
     def create(
         self, vmid: int, kind: str = "lxc", *, by: str = "root@pam", how: str = "create", killed: bool = False, **config: Value
     ) -> str:
         """A new guest with a new identity: stopped, no onboot, in no pool. `how`: create, restore, clone; `killed` half-way."""
-        return self._do(self._world.create, vmid, kind, by, how, killed, **{key: plain(value) for key, value in config.items()})
+        return self._wait(self._world.create, vmid, kind, by, how, killed, **{key: plain(value) for key, value in config.items()})
 
     def migrate(self, vmid: int, where: str, node: str = "pve2") -> None:
         """Its configuration goes `away` to another node, or is `here` again."""
@@ -369,7 +378,7 @@ class PveHost:
 
     def backup_begin(self, vmids: int | Sequence[int], mode: str = "snapshot", by: str = "root@pam") -> str:
         """A vzdump job begins with its first guest, or queues behind the one that runs; returns the UPID."""
-        return self._do(self._world.backups.begin, [vmids] if isinstance(vmids, int) else list(vmids), mode, by)
+        return self._wait(self._world.backups.begin, [vmids] if isinstance(vmids, int) else list(vmids), mode, by)
 
     def backup_end(self, vmid: int | None = None, *, restart_window: float = 0.9, wait: bool = True) -> None:
         """End the guest that is being saved (the next one begins), or without a VMID the whole job.
@@ -377,13 +386,13 @@ class PveHost:
         `restart_window`: how long a guest of stop mode is stopped and unlocked. `wait=False` returns before that is over.
         """
         if wait:
-            self._do(self._world.backups.end, vmid, restart_window)
+            self._wait(self._world.backups.end, vmid, restart_window)
         else:
             self._do(lambda: self._world.later(self._world.backups.end(vmid, restart_window)))
 
     def backup_kill(self, archive_seconds: float = 0) -> None:
         """kill -9 of the worker; the archive processes live on for a while."""
-        self._do(self._world.backups.kill, archive_seconds)
+        self._wait(self._world.backups.kill, archive_seconds)
 
     # ------------------------------------------------------------------ host
 
@@ -418,7 +427,7 @@ class PveHost:
                 await self._site.stop()
                 self._api.cut_all()
 
-        self._do(change)
+        self._wait(change)
 
     def pvedaemon_restart(self, seconds: float = 4) -> None:
         """Protected calls answer 595 for so long; tasks begun over the API are interrupted (timelines 10a, outages)."""
@@ -430,7 +439,7 @@ class PveHost:
                     await self._world.interrupt(task)
             asyncio.get_running_loop().call_later(seconds, setattr, self._api, "pvedaemon_up", True)
 
-        self._do(restart)
+        self._wait(restart)
 
     def maintenance(self, on: bool) -> None:
         """Node maintenance, as lrm_status and /cluster/resources show it."""
@@ -438,11 +447,11 @@ class PveHost:
 
     def boot_phase(self, phase: str) -> None:
         """What systemctl says: booting, up, stopping, failed, disabled, masked. From booting to up runs startall."""
-        self._do(self._world.set_phase, phase)
+        self._wait(self._world.set_phase, phase)
 
     def reboot_host(self) -> None:
         """A power cut: a new boot id, nothing runs, phase `booting`."""
-        self._do(self._world.power_cut)
+        self._wait(self._world.power_cut)
 
     def task_begin(self, type_: str, vmid: int | str = "", by: str = "root@pam") -> str:
         """A task and nothing else; returns the UPID."""

@@ -44,7 +44,7 @@ class Report:
     waits for its turn, so that `follow` is to be called about once a second. result: None for a run that was no sweep.
     """
 
-    board: Board | None
+    board: Board
     result: Result | None = None
     duration: float = 0.0
     confirm_at: float | None = None

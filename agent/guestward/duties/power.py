@@ -56,11 +56,9 @@ class PowerWatch:
         self.starter.begin_turns()
         return self._report(None, begun)
 
-    def end(self) -> int:
-        """Begin nothing more. Returns how many attempts are under way; they are in the store and are followed at the next start."""
+    def end(self) -> None:
+        """Begin nothing more; may be called from another thread. Attempts under way are in the store and are followed at the next start."""
         self.starter.ending = True
-        self.starter.due.clear()
-        return len(self.starter.in_flight())
 
     def _look(self, *, counted: bool) -> Result:
         state = self.state

@@ -39,7 +39,7 @@ class Starter:
 
     def in_flight(self) -> list[GuestMemory]:
         """Guests with an attempt under way."""
-        return [memory for memory in self.state.memories.values() if memory.in_flight is not None]
+        return [memory for memory in list(self.state.memories.values()) if memory.in_flight is not None]
 
     def queue(self, seen: Observation, only: Iterable[GuestId] | None) -> None:
         """Those that are due, in place of what was due before. A confirming look adds only those that it was made for."""
@@ -71,7 +71,7 @@ class Starter:
         except (PveError, LookAbortedError) as error:
             self._cannot_look(id, str(error))
             return
-        del self.due[id]
+        self.due.pop(id, None)
         state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules))
         state.gate = state.judge_gate(fresh, holds)
         decision = decide(state.case(fresh, id, holds))

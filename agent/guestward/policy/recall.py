@@ -168,8 +168,8 @@ def _works(memory: GuestMemory, seen: ListedGuest, obs: Observation, notices: li
 
 def settle(memory: GuestMemory, decision: Decision, obs: Observation, rules: Rules, *, ran_before: bool) -> Recalled:
     """Remember what was decided, and say what is new about it. ran_before: the guest was running at the look before."""
-    if decision.guard is Guard.RUNNING or decision.guard in OUT_OF_SCOPE:
-        return Recalled(memory)
+    if decision.guard is Guard.RUNNING or decision.guard in OUT_OF_SCOPE or memory.in_flight is not None:
+        return Recalled(memory)  # of an attempt under way its own events tell
     notices = list(_tell(memory, decision, ran_before))
     if decision.guard in STARTABLE:
         memory = replace(memory, startable_since=memory.startable_since if memory.startable_since is not None else obs.at)

@@ -1,0 +1,7 @@
+"""`python -m guestward`."""
+
+import sys
+
+from guestward.cli import main
+
+sys.exit(main())
