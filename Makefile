@@ -1,0 +1,50 @@
+# `make demo` and `make test` do all their own set-up; everything else here uses the same .venv.
+PY := .venv/bin/python
+
+.PHONY: demo test unit e2e mutants check lint types imports docs docs-check coverage versions bench clean
+
+demo: .venv/ready            ## watch the real agent at work on a stand-in PVE host (about a minute)
+	@$(PY) -m guestward demo
+
+test: .venv/ready            ## everything that must pass: unit, end to end, and the red proofs
+	@$(MAKE) --no-print-directory unit e2e mutants
+
+unit: .venv/ready            ## the fast tests
+	@$(PY) -m pytest tests/unit
+
+e2e: .venv/ready             ## the real agent process against a PVE API over real HTTPS
+	@$(PY) -m pytest tests/e2e
+
+mutants: .venv/ready         ## each red proof of the design must turn a named test red
+	@$(PY) tools/mutants
+
+check: lint types imports docs-check
+
+lint: .venv/ready
+	@$(PY) -m ruff check agent tests tools
+	@$(PY) -m ruff format --check agent tests tools
+
+types: .venv/ready
+	@$(PY) -m mypy
+
+imports: .venv/ready         ## the layers and doors of the design, as contracts
+	@.venv/bin/lint-imports
+
+docs: .venv/ready            ## write the reference pages from the code
+	@$(PY) tools/generate-docs
+
+docs-check: .venv/ready
+	@$(PY) tools/generate-docs --check
+
+versions: .venv/ready        ## the tests with the libraries of Debian 12 and 13
+	@tools/versions
+
+bench: .venv/ready           ## what a sweep, the idle daemon and a scrape cost
+	@$(PY) tools/bench
+
+clean:
+	rm -rf .venv .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+
+.venv/ready: pyproject.toml constraints.txt tools/setup-venv
+	@tools/setup-venv
+	@touch .venv/ready

@@ -121,8 +121,9 @@ class Daemon:
         """Plan what the duty asked for, and show that it got somewhere."""
         if report.result is not None:
             self.metrics.swept(report.result, report.duration)
-        self.metrics.show(report.board, self.watch.state.teller.holds.values())
-        self.notifier.status(_status(report.board))
+        if report.board is not None:
+            self.metrics.show(report.board, self.watch.state.teller.holds.values())
+            self.notifier.status(_status(report.board))
         if report.confirm_at is not None:
             self.cadence.once("confirm", report.confirm_at, self._guarded("confirmation", lambda: self._after(self.watch.confirm())))
         if report.busy and self.cadence.due_in("follow") is None:

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from guestward.adapters import codec
 from guestward.model.decision import Decision, Guard, Outcome
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.memory import Attempt, GuestMemory, Hold, NodeMemory
 from guestward.ports import Board
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 GUEST_IDS = st.builds(GuestId, st.sampled_from(GuestKind), st.integers(100, 999999999))
 st.register_type_strategy(GuestId, GUEST_IDS)
 st.register_type_strategy(float, FINITE)
-FAST = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+FAST = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 class Colour(Enum):
@@ -55,14 +56,18 @@ def test_round_trip_of_the_board(board: Board) -> None:
 
 
 @FAST
-@given(st.builds(Box, st.tuples(st.integers(), st.text()), st.dictionaries(GUEST_IDS, st.integers()), st.none() | st.integers() | st.text()))
+@given(
+    st.builds(Box, st.tuples(st.integers(), st.text()), st.dictionaries(GUEST_IDS, st.integers()), st.none() | st.integers() | st.text())
+)
 def test_round_trip_of_what_the_model_may_hold_one_day(box: Box) -> None:
     assert codec.loads(Box, codec.dumps(box)) == box
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*GuestMemory.__dataclass_fields__, "x"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*GuestMemory.__dataclass_fields__, "x"]), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 

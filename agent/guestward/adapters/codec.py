@@ -32,6 +32,8 @@ def dumps(value: object) -> str:
 
 def loads(kind: type[T], text: str | bytes) -> T:
     """Read what `dumps` wrote. Raises ValueError, and nothing else, for anything that is not a `kind`."""
+    if not isinstance(text, (str, bytes)):
+        raise ValueError("not a text")
     try:
         data = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:

@@ -51,9 +51,12 @@ class Redactor:
     """Takes secrets out of text: those that it was told, and whatever looks like PVE's credentials."""
 
     _FORMS = (
-        (re.compile(r"(?i)(authorization\W{0,8}?[:=]\s*b?[\"']?)[^\r\n\"']+"), rf"\1{_REDACTED}"),
+        (re.compile(r"(?i)(authorization\W{0,8}?[:=]\s*)[^\r\n]+"), rf"\1{_REDACTED}"),
         (re.compile(r"(![A-Za-z][\w.-]*[=:])[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"), rf"\1{_REDACTED}"),
-        (re.compile(r"(?i)(PVEAPIToken|PVEAuthCookie|CSRFPreventionToken)(\W{1,4})[^\s\"',;)}]+"), rf"\1\2{_REDACTED}"),
+        (
+            re.compile(r"(?i)((?:PVEAPIToken|PVEAuthCookie|CSRFPreventionToken|password|secret)[\"']?\s*[=:]\s*b?[\"']?)[^\s\"',;)}]+"),
+            rf"\1{_REDACTED}",
+        ),
     )
     _KEYS = re.compile(r"(?i)(authorization|password|secret|cookie|csrfpreventiontoken)")
 

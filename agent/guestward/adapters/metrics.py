@@ -36,6 +36,8 @@ SWEEP_RESULTS = ("complete", "incomplete", "aborted")
 SWEEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 RECOVERY_BUCKETS = (30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)
 RETRY_S = 30.0
+START_WAIT_S = 1.0
+LOOK_S = 1.0
 REQUEST_S = 5.0
 CONNECTION_S = 15.0
 MAX_CONNECTIONS = 8
@@ -73,8 +75,15 @@ METRICS: tuple[MetricKind, ...] = (
         (),
         "How long sweeps take, whatever their result. A histogram, so that no scrape misses a slow one.",
     ),
-    MetricKind("guest_guard", "gauge", ("id", "guard"), "1 for the guard that decides on the guest now; every guest of the node has one."),
-    MetricKind("guest_up", "gauge", ("id",), "Whether an owned guest runs. Templates are left out."),
+    MetricKind(
+        "guest_guard",
+        "gauge",
+        ("id", "guard"),
+        "1 for the guard that decides on the guest now; every guest on the board has one, guarded or not.",
+    ),
+    MetricKind(
+        "guest_up", "gauge", ("id",), "Whether the guest runs. Here as below only guests that are guarded: owned, and no templates."
+    ),
     MetricKind(
         "start_attempts_total",
         "counter",
@@ -141,14 +150,14 @@ class Metrics:
             self._held = frozenset(_held(board, holds))
             self._attempts = {key: count for key, count in self._attempts.items() if key[0] in here}
             for row in board.rows:
-                if row.owned and not row.running:
+                if _guarded(row) and not row.running:
                     for outcome in Outcome:
                         self._attempts.setdefault((str(row.decision.id), outcome.value), 0)
 
     def swept(self, result: str, seconds: float) -> None:
         """Count one sweep. result: one of SWEEP_RESULTS."""
         with self._lock:
-            self._sweeps[result] += 1
+            self._sweeps[result] = self._sweeps.get(result, 0) + 1
             self._durations.observe(seconds)
 
     def hear(self, event: EventKind, level: Level, fields: Mapping[str, object], guest: GuestLabel | None) -> None:
@@ -181,11 +190,11 @@ class Metrics:
 
 
 def _of_board(board: Board, held: frozenset[str]) -> Iterator[tuple[str, Metric]]:
-    owned = [row for row in board.rows if row.owned]
+    owned = [row for row in board.rows if _guarded(row)]
     if board.last_complete_wall is not None:
         yield _gauge("last_complete_sweep_timestamp_seconds", (), [((), board.last_complete_wall)])
     yield _gauge("guest_guard", ("id", "guard"), [((_id(row), row.decision.guard.value), 1) for row in board.rows])
-    yield _gauge("guest_up", ("id",), [((_id(row),), row.running) for row in owned if row.decision.guard is not Guard.TEMPLATE])
+    yield _gauge("guest_up", ("id",), [((_id(row),), row.running) for row in owned])
     yield _gauge("guest_given_up", ("id",), [((_id(row),), row.given_up) for row in owned])
     yield _gauge("guest_locked", ("id", "kind"), [((_id(row), row.lock), 1) for row in owned if row.lock])
     yield _gauge("guest_not_working", ("id", "state"), [((_id(row), row.not_working), 1) for row in owned if row.not_working])
@@ -215,6 +224,11 @@ def _held(board: Board, holds: Iterable[Hold]) -> Iterator[str]:
             yield NODE
         elif hold.vmid in ids:
             yield ids[hold.vmid]
+
+
+def _guarded(row: Row) -> bool:
+    """Owned guests that could run: what is said of others would only raise false alarms."""
+    return row.owned and row.decision.guard is not Guard.TEMPLATE
 
 
 def _id(row: Row) -> str:
@@ -272,7 +286,7 @@ class MetricsServer:
             self._fail(str(error))
             return
         self._thread = thread
-        settled.wait(1.0)
+        settled.wait(START_WAIT_S)
 
     def tick(self) -> None:
         """Try again when it is time. Never raises."""
@@ -295,7 +309,8 @@ class MetricsServer:
                 self._server = server
                 self._tell_restored()
                 settled.set()
-                server.serve()
+                if self._wanted:  # or `stop` came while the name was looked up
+                    server.serve()
         except OSError as error:
             self._fail(error.strerror or str(error))
         except Exception as error:  # noqa: BLE001 - metrics never end the daemon
@@ -374,7 +389,7 @@ class _Server(ThreadingHTTPServer):
             selector.register(self, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             while not self._stopping.is_set():
-                selector.select(1.0 if self._connections else None)
+                selector.select(LOOK_S if self._connections else None)
                 self.handle_request()
                 self.end_old()
 
@@ -425,8 +440,6 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
     server: _Server
-    server_version = f"guestward/{__version__}"
-    sys_version = ""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -465,6 +478,10 @@ class _Handler(BaseHTTPRequestHandler):
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self.close_connection = True
         self._plain(status, f"{status.phrase}; only GET and HEAD of /metrics are served")
+
+    def version_string(self) -> str:
+        """Without the version of Python."""
+        return f"guestward/{__version__}"
 
     def log_message(self, *_: Any) -> None:
         """Scrapes are not logged."""

@@ -160,9 +160,12 @@ class _Transport(BaseAdapter):
         failure: OSError = OSError("it has no address")
         for _, _, _, _, address in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
             try:
-                return socket.create_connection((str(address[0]), self._port), timeout=min(CONNECT_TIMEOUT, self._budget.left()))
+                plain = socket.create_connection((str(address[0]), self._port), timeout=min(CONNECT_TIMEOUT, self._budget.left()))
             except OSError as error:
                 failure = error
+            else:
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as http.client does
+                return plain
         raise failure
 
     def _exchange(self, connection: _Connection, request: requests.PreparedRequest, route: str) -> tuple[_Answer, bool]:
@@ -171,10 +174,12 @@ class _Transport(BaseAdapter):
         with self._losses(route, _NoAnswer):
             connection.request(str(request.method), request.path_url, request.body, headers)
             response = connection.getresponse()
-        with self._losses(route, PveAnswerLost):
-            body = self._body(response, route)
+        with contextlib.closing(response):
+            with self._losses(route, PveAnswerLost):
+                body = self._body(response, route)
+            may_stay = response.status == 200 and not response.will_close and response.isclosed()
         reason = response.reason.encode("latin-1", "replace").decode("utf-8", "replace")
-        return _Answer(response.status, reason, body), response.status == 200 and not response.will_close and response.isclosed()
+        return _Answer(response.status, reason, body), may_stay
 
     def _body(self, response: http.client.HTTPResponse, route: str) -> bytes:
         body = b"" if (response.length or 0) > MAX_BODY else response.read(MAX_BODY + 1)
@@ -373,7 +378,7 @@ class ProxmoxPve:
         try:
             row = self._object(deadline, "nodes", self.node, "tasks", upid.text, "status")
         except PveRefused as refused:
-            if refused.status == 400 and "upid: no such task" in str(refused):
+            if refused.status in (400, 500) and re.search("no such task|unable to parse worker upid", str(refused)):
                 return Unknown("rotated away or unknown")
             raise
         return task_status(row.get("status", _text), row.find("exitstatus", lambda value: value, None))

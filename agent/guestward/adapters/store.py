@@ -69,11 +69,11 @@ _MEANING = (
 
 
 class StoreUnavailable(Exception):
-    """The state could not be read or written. The message is one line for people: what, where, and what to do."""
+    """The state could not be read or written. The message is one line for people; `advice` is what they can do about it."""
 
     def __init__(self, message: str, advice: str = "") -> None:
-        """advice: what a person can do about it."""
-        super().__init__(f"{message}; {advice}" if advice else message)
+        """advice: may be empty."""
+        super().__init__(message)
         self.message, self.advice = message, advice
 
 
@@ -220,7 +220,7 @@ class SqliteStore:
         connection = _open(self._file, create=True)
         try:
             _check_pages(connection)
-            file_id = str(connection.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()[0])
+            file_id = _id_of(connection)
             if file_id != self._file_id and self._memory.holds:  # another file: the holds of the lost one go on
                 with _transaction(connection):
                     _write_holds(connection, self._memory.holds, _KEEP_HOLD)
@@ -515,6 +515,13 @@ def _check_version(connection: sqlite3.Connection) -> int:
             "it is left as it is; upgrade Guestward, or move the file away",
         )
     return max(version, 0)
+
+
+def _id_of(connection: sqlite3.Connection) -> str:
+    row = connection.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()
+    if row is None:
+        raise _Damaged(f"{_name(connection)} has no id")
+    return str(row[0])
 
 
 def _check_pages(connection: sqlite3.Connection) -> None:

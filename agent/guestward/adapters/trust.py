@@ -91,6 +91,7 @@ class Trust:
         return self._secure(connect)
 
     def _secure(self, connect: Callable[[], socket.socket]) -> ssl.SSLSocket:
+        self._check_name()
         if self._context is None:
             self._context = self._new_context()
         with connect() as plain:
@@ -101,10 +102,14 @@ class Trust:
                 raise ConnectionResetError("closed during the TLS handshake") from None
             except ssl.SSLError as error:
                 raise TrustError(self._explain(error)) from None
-            except ValueError:
-                raise TrustError(f"{bounded(self._name, 80)} is no name that a certificate can bear; correct [pve] server_name") from None
         self._check_pin(tls)
         return tls
+
+    def _check_name(self) -> None:
+        try:
+            self._name.encode("idna")
+        except UnicodeError:
+            raise TrustError(f"{bounded(self._name, 80)} is no host name; correct [pve] host or server_name") from None
 
     def _new_context(self) -> _Context:
         context = _Context(ssl.PROTOCOL_TLS_CLIENT)

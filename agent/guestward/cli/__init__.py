@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from guestward import __version__
-from guestward.cli.output import USAGE, Answer, CommandError, say, say_error
+from guestward.cli.output import FAILED, UNKNOWN, USAGE, Answer, CommandError, put, say, say_error
 from guestward.config import DEFAULT_FILE, Config, ConfigError, load
+from guestward.model.task import bounded
+
+if TYPE_CHECKING:
+    from guestward.ports import Clock
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -19,8 +25,14 @@ Command = Callable[[argparse.Namespace], int]
 class _Parser(argparse.ArgumentParser):
     """Reports wrong usage the way every other error is reported."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
     def error(self, message: str) -> NoReturn:
-        raise CommandError("usage", message, f"{self.prog} --help", USAGE)
+        raise CommandError("usage", bounded(message), f"{self.prog} --help", USAGE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        put(message.rstrip("\n"), file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,37 +40,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     output = _wanted_output(words)
     try:
-        args = _parser().parse_args(words)
-        if args.command is None:
-            _parser().print_help()
-            return USAGE
+        args = _parser().parse_args(words, argparse.Namespace(command=_no_command, config=None, output="table"))
         command: Command = args.command
         return command(args)
     except CommandError as error:
         return say_error(error, output)
     except ConfigError as error:
-        hint = "docs/configuration.md lists every key; `guestward check` reads everything that the agent will read"
+        hint = "docs/configuration.md lists every key; another file is chosen with --config or $GUESTWARD_CONFIG"
         return say_error(CommandError("configuration", str(error), hint, USAGE), output)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
-        return 3
+        hint = "`guestward status` shows what is in force"
+        return say_error(CommandError("interrupted", "interrupted before the end; what was begun may be done", hint, UNKNOWN), output)
+    except Exception as error:  # noqa: BLE001 - the one edge at which a defect of ours is caught, so that a program gets its JSON
+        if output == "table":
+            traceback.print_exc()
+        message = f"a defect in guestward: {type(error).__name__}: {bounded(str(error))}"
+        return say_error(CommandError("defect", message, "please report it", FAILED), output)
 
 
 def _wanted_output(words: Sequence[str]) -> str:
     """Known before the words are understood, so that a program gets JSON even where they are not."""
-    joined = " ".join(words)
-    return "json" if "--output json" in joined or "--output=json" in joined else "table"
+    found = "table"
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word == "--":
+            break
+        if word == "--output" or word.startswith("--output="):
+            found = following if word == "--output" else word.removeprefix("--output=")
+    return "json" if found == "json" else "table"
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = _Parser(add_help=False)
+    # Both may stand before or after the command; without a default here the later one does not undo the earlier.
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--config", type=Path, metavar="FILE", help=f"configuration (default: $GUESTWARD_CONFIG or {DEFAULT_FILE})")
-    common.add_argument("--output", choices=("table", "json"), default="table", help="for people or for programs")
-    parser = _Parser(prog="guestward", description="Keeps the guests of an unattended Proxmox VE host up, and tells the truth about it.")
+    common.add_argument("--output", choices=("table", "json"), help="for people (the default) or for programs")
+    about = "Keeps the guests of an unattended Proxmox VE host up, and tells the truth about it."
+    codes = "exit codes: 0 done, 1 failed, 2 usage, configuration or unknown VMID, 3 unknown, 4 refused by a guard, 5 grants missing"
+    parser = _Parser(prog="guestward", description=about, epilog=codes, parents=[common])
     parser.add_argument("--version", action="version", version=f"guestward {__version__}")
-    parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, command: Command, help: str) -> argparse.ArgumentParser:
@@ -68,21 +87,23 @@ def _parser() -> argparse.ArgumentParser:
 
     add("run", _run, "run the agent in the foreground (systemd does this)")
     add("check", _check, "read everything that the agent will read, and say what is wrong and what to do")
-    add("status", _status, "what the agent saw last, for every guest")
+    add("status", _status, "what the agent saw last, for every guest; exit code 1 when nobody guards them")
     add("explain", _explain, "why a guest was started or not: every guard and what it saw").add_argument("vmid", type=_vmid, metavar="VMID")
     hold = add("hold", _hold, "start nothing for a while: one guest, or without a VMID the whole node")
     hold.add_argument("vmid", type=_vmid, metavar="VMID", nargs="?")
     hold.add_argument("--for", dest="how_long", default="2h", metavar="TIME", help='as in "30m", "2h" or "1d" (default: 2h)')
     hold.add_argument("--reason", default="", metavar="TEXT", help="shown wherever the hold is shown")
-    add("release", _release, "end a hold").add_argument("vmid", type=_vmid, metavar="VMID", nargs="?")
+    add("release", _release, "end a hold: of one guest, or without a VMID of the whole node").add_argument(
+        "vmid", type=_vmid, metavar="VMID", nargs="?"
+    )
     add("rearm", _rearm, "give a guest all its start attempts again").add_argument("vmid", type=_vmid, metavar="VMID")
     add("demo", _demo, "watch the agent at work on a stand-in PVE host; changes nothing on this one")
     return parser
 
 
 def _vmid(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 100 <= int(text) <= 999999999) or text != str(int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a VMID (100 to 999999999)")
+    if re.fullmatch(r"[1-9][0-9]{2,8}", text) is None:
+        raise argparse.ArgumentTypeError(f"{bounded(ascii(text), 40)} is not a VMID (100 to 999999999)")
     return int(text)
 
 
@@ -91,11 +112,19 @@ def _config(args: argparse.Namespace) -> Config:
     return load(Path(chosen).absolute())
 
 
-def _answer(args: argparse.Namespace, make: Callable[[Config], Answer]) -> int:
+def _answer(args: argparse.Namespace, make: Callable[[Config, Clock], Answer]) -> int:
+    from guestward.adapters.clock import HostClock
     from guestward.cli.caller import become_service_user
 
     become_service_user()
-    return say(make(_config(args)), args.output)
+    config = _config(args)
+    return say(make(config, HostClock(config.host.root)), args.output)
+
+
+def _no_command(args: argparse.Namespace) -> int:
+    if args.output == "table":
+        put(_parser().format_help(), sys.stderr)
+    raise CommandError("usage", "a command is missing", "guestward --help", USAGE)
 
 
 # Imports stand inside the commands: `status` starts in a fraction of the time without requests and APScheduler.
@@ -117,45 +146,40 @@ def _check(args: argparse.Namespace) -> int:
     from guestward.cli.caller import become_service_user
     from guestward.cli.check import check
 
-    become_service_user()
-    return check(_config(args), args.output)
+    note = become_service_user()
+    return check(_config(args), args.output, note)
 
 
 def _status(args: argparse.Namespace) -> int:
-    from guestward.adapters.clock import HostClock
     from guestward.cli.show import status
 
-    return _answer(args, lambda config: status(config, HostClock(config.host.root)))
+    return _answer(args, status)
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from guestward.adapters.clock import HostClock
     from guestward.cli.show import explain
 
-    return _answer(args, lambda config: explain(config, HostClock(config.host.root), args.vmid))
+    return _answer(args, lambda config, clock: explain(config, clock, args.vmid))
 
 
 def _hold(args: argparse.Namespace) -> int:
-    from guestward.adapters.clock import HostClock
     from guestward.cli.caller import caller
     from guestward.cli.orders import hold
 
     by = caller()
-    return _answer(args, lambda config: hold(config, HostClock(config.host.root), args.vmid, args.how_long, args.reason, by))
+    return _answer(args, lambda config, clock: hold(config, clock, args.vmid, args.how_long, args.reason, by))
 
 
 def _release(args: argparse.Namespace) -> int:
-    from guestward.adapters.clock import HostClock
     from guestward.cli.orders import release
 
-    return _answer(args, lambda config: release(config, HostClock(config.host.root), args.vmid))
+    return _answer(args, lambda config, clock: release(config, clock, args.vmid))
 
 
 def _rearm(args: argparse.Namespace) -> int:
-    from guestward.adapters.clock import HostClock
     from guestward.cli.orders import rearm
 
-    return _answer(args, lambda config: rearm(config, HostClock(config.host.root), args.vmid))
+    return _answer(args, lambda config, clock: rearm(config, clock, args.vmid))
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -2,82 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from guestward.adapters import store
-from guestward.cli.output import OK, USAGE, Answer, CommandError, span
-from guestward.cli.show import find
+from guestward.adapters.clock import node_name
+from guestward.cli.output import OK, USAGE, Answer, CommandError, moment, span
+from guestward.cli.show import PATIENCE, find, hold_words, lasting, scope, unavailable
 from guestward.config import Config, duration
+from guestward.model.decision import Guard
 from guestward.model.memory import Hold
-from guestward.ports import Board, Clock
+from guestward.model.task import bounded
+from guestward.ports import Board, Clock, Row
 
 T = TypeVar("T")
 LONGEST = 366 * 86400.0
+NO_AGENT = "The agent does not seem to run; this takes effect as soon as it does. systemctl status guestward; journalctl -u guestward"
+
+# HELD too, where it is `operator_stop` and no hold that says it.
+_ENDED_BY_REARM = frozenset({Guard.RUNNING, Guard.START, Guard.BACKOFF, Guard.EXHAUSTED, Guard.NEW_HERE})
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """Where wishes are written down, and what is known there: the last look and the holds that last."""
+
+    config: Config
+    clock: Clock
+    board: Board | None
+    holds: tuple[tuple[Hold, float], ...]
+
+    @classmethod
+    def open(cls, config: Config, clock: Clock) -> _Desk:
+        """Read what is there. Raises CommandError; a look that cannot be read, as after an upgrade, is no reason to refuse a hold."""
+        holds = lasting(_try(lambda: store.list_holds(config.state.dir)), clock)
+        try:
+            board = store.read_board(config.state.dir)
+        except store.StoreUnavailable:
+            board = None
+        return cls(config, clock, board, holds)
+
+    def row(self, vmid: int | None) -> Row | None:
+        """The guest at the last look; None for the node, or when nobody has looked. Raises CommandError for an unknown VMID."""
+        return find(self.board, vmid) if self.board is not None and vmid is not None else None
+
+    def hold_on(self, vmid: int | None) -> tuple[Hold, float] | None:
+        """The hold that lasts on a guest, or on the node."""
+        return next((entry for entry in self.holds if entry[0].vmid == vmid), None)
+
+    def agent_runs(self) -> bool:
+        """Whether somebody is there to take a wish up soon."""
+        board, limit = self.board, 2 * self.config.watchdog.interval + PATIENCE
+        return board is not None and board.boot_id == self.clock.boot_id() and self.clock.boottime() - board.at <= limit
+
+    def answer(self, lines: Iterable[str], data: dict[str, Any]) -> Answer:
+        """The answer, with a warning where nobody takes the wish up."""
+        runs = self.agent_runs()
+        node = self.config.pve.node if self.config.pve.node != "auto" else node_name()
+        data = {**data, "agent_runs": runs}
+        return Answer(node, self.clock.wall(), tuple(lines), data, OK, "" if runs or not data["changed"] else NO_AGENT)
 
 
 def hold(config: Config, clock: Clock, vmid: int | None, how_long: str, reason: str, by: str) -> Answer:
     """`guestward hold [VMID] --for 2h --reason TEXT`: nothing is started until it ends; it ends by itself."""
-    try:
-        seconds = duration(how_long)
-    except ValueError as error:
-        raise CommandError("usage", f"--for {how_long}: {error}", exit_code=USAGE) from None
-    if not 0 < seconds <= LONGEST:
-        raise CommandError("usage", f"--for {how_long}: a hold lasts from 1s to 366d", exit_code=USAGE)
-    board = _known(config, vmid)
-    wish = Hold(vmid, reason, by, seconds, clock.boot_id(), clock.boottime(), clock.wall())
+    seconds = _seconds(how_long)
+    desk = _Desk.open(config, clock)
+    row = desk.row(vmid)
+    wish = Hold(vmid, bounded(reason, 200), bounded(by, 80), seconds, clock.boot_id(), clock.boottime(), clock.wall())
     _try(lambda: store.add_hold(config.state.dir, wish))
-    data = {"scope": "node" if vmid is None else vmid, "for_s": seconds, "by": by, "reason": reason}
-    text = f"{_scope(vmid)} held for {span(seconds)}. It ends by itself, or with: guestward release{'' if vmid is None else f' {vmid}'}"
-    return Answer(_node(board, config), text, data, OK, _when(board, config, clock))
+    ends = wish.wall + seconds
+    lines = [f"{scope(vmid)} is held until {moment(ends)}, for {span(seconds)}; by {wish.by}: {wish.reason or 'no reason given'}"]
+    replaced = desk.hold_on(vmid)
+    if replaced is not None:
+        lines.append(f"this replaces the hold {hold_words(*replaced, wish.wall)}")
+    if row is not None and not row.owned:
+        lines.append(f"it is not guarded anyway ({row.decision.evidence})")
+    lines.append(f"it ends by itself, or with: guestward release{'' if vmid is None else f' {vmid}'}")
+    data = {
+        "scope": "node" if vmid is None else vmid,
+        "changed": True,
+        "for_s": seconds,
+        "until": round(ends),
+        "by": wish.by,
+        "reason": wish.reason,
+        "replaced": replaced is not None,
+    }
+    return desk.answer(lines, data)
+
+
+def _seconds(how_long: str) -> float:
+    try:
+        seconds = duration(how_long if how_long.isascii() else "")
+    except ValueError as error:
+        raise CommandError("usage", f"--for {bounded(how_long, 40)}: {error}", "guestward hold --help", USAGE) from None
+    if not 1 <= seconds <= LONGEST:
+        raise CommandError("usage", f"--for {how_long}: a hold lasts from 1s to 366d", "guestward hold --help", USAGE)
+    return seconds
 
 
 def release(config: Config, clock: Clock, vmid: int | None) -> Answer:
-    """`guestward release [VMID]`."""
-    board = _board(config)
-    found = _try(lambda: store.remove_hold(config.state.dir, vmid))
-    text = f"{_scope(vmid)} no longer held" if found is not None else f"nothing changed: {_scope(vmid)} not held"
-    note = "" if found is None else _when(board, config, clock)
-    return Answer(_node(board, config), text, {"scope": "node" if vmid is None else vmid, "changed": found is not None}, OK, note)
+    """`guestward release [VMID]`. A hold on a guest that is gone can be released too."""
+    desk = _Desk.open(config, clock)
+    lasted = desk.hold_on(vmid)
+    if lasted is None:
+        desk.row(vmid)
+    changed = _try(lambda: store.remove_hold(config.state.dir, vmid)) is not None and lasted is not None
+    lines = [f"nothing changed: {scope(vmid)} is not held"]
+    if changed and lasted is not None:
+        lines = [f"{scope(vmid)} is no longer held; ended: the hold {hold_words(*lasted, clock.wall())}"]
+    node = desk.hold_on(None)
+    if vmid is not None and node is not None:
+        lines.append(f"the whole node is held, and this guest with it: {hold_words(*node, clock.wall())}; end that: guestward release")
+    file = os.path.join(config.host.root, "etc/guestward/hold")
+    if os.path.lexists(file):
+        lines.append(f"the file {file} holds the whole node, until it is removed")
+    return desk.answer(lines, {"scope": "node" if vmid is None else vmid, "changed": changed})
 
 
 def rearm(config: Config, clock: Clock, vmid: int) -> Answer:
     """`guestward rearm VMID`: the guest has all its attempts again."""
-    board = _known(config, vmid)
+    desk = _Desk.open(config, clock)
+    row = desk.row(vmid)
     _try(lambda: store.request_rearm(config.state.dir, vmid))
-    text = f"guest {vmid} gets all its attempts again with the next sweep"
-    return Answer(_node(board, config), text, {"vmid": vmid}, OK, _when(board, config, clock))
-
-
-def _known(config: Config, vmid: int | None) -> Board | None:
-    """Refuse a VMID that is not there; without a look nobody can tell."""
-    board = _board(config)
-    if board is not None and vmid is not None:
-        find(board, vmid)
-    return board
-
-
-def _board(config: Config) -> Board | None:
-    return _try(lambda: store.read_board(config.state.dir))
+    had = f" ({row.attempts} of {config.watchdog.attempts} are used now)" if row is not None else ""
+    lines = [f"guest {vmid} gets all its attempts again with the next sweep, within {span(config.watchdog.interval)}{had}"]
+    ends = _ENDED_BY_REARM if desk.hold_on(vmid) is not None else _ENDED_BY_REARM | {Guard.HELD}
+    if row is not None and row.decision.guard not in ends:
+        lines.append(f"other guards go on; at the last look: {row.decision.guard} ({row.decision.evidence})")
+    return desk.answer(lines, {"vmid": vmid, "changed": True})
 
 
 def _try(do: Callable[[], T]) -> T:
     try:
         return do()
     except store.StoreUnavailable as error:
-        raise CommandError("state", str(error), getattr(error, "advice", "")) from None
-
-
-def _node(board: Board | None, config: Config) -> str:
-    return board.node if board is not None else config.pve.node
-
-
-def _scope(vmid: int | None) -> str:
-    return "the whole node is" if vmid is None else f"guest {vmid} is"
-
-
-def _when(board: Board | None, config: Config, clock: Clock) -> str:
-    """Said where it will not come true soon: nobody takes the wish up while no agent runs."""
-    interval = config.watchdog.interval
-    fresh = board is not None and board.boot_id == clock.boot_id() and clock.boottime() - board.at <= 2 * interval + 60
-    return "" if fresh else "The agent does not seem to run; this takes effect as soon as it does."
+        raise unavailable(error) from None

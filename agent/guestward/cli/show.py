@@ -2,54 +2,114 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from guestward.adapters import store
-from guestward.cli.output import FAILED, OK, USAGE, Answer, CommandError, span, table
+from guestward.cli.output import FAILED, GRANTS, OK, USAGE, Answer, CommandError, Table, count, moment, span
 from guestward.config import Config
-from guestward.model.decision import GUARD_MEANING, Decision, Guard, Verdict
+from guestward.model.decision import GUARD_MEANING, Guard, Verdict
 from guestward.model.memory import Hold
 from guestward.model.observation import NOT_READ
 from guestward.ports import Board, Clock, Row
 
-NOT_RUNNING = "is the agent running? systemctl status guestward; journalctl -u guestward"
+NOT_RUNNING = "Is the agent running? systemctl status guestward; journalctl -u guestward"
+REPAIR = "/usr/share/guestward/host-install.sh repair"
+PATIENCE = 60.0  # seconds beyond two sweeps until a look counts as old
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The last look and how old it is now. age: seconds since something was seen, None when nothing ever was."""
+    """The last look and how old it is now. now: in the look's own time, which is seconds since the host boot in which it was made.
+
+    age: seconds since guests were seen; None when they never were, or nobody can say.
+    """
 
     board: Board
     config: Config
     holds: tuple[tuple[Hold, float], ...]
     now: float
+    wall: float
+    same_boot: bool
     age: float | None
 
     @property
+    def alive(self) -> bool:
+        """Whether the agent has looked lately, whatever it saw."""
+        return self.same_boot and self.now - self.board.at <= self.limit
+
+    @property
     def stale(self) -> bool:
-        """Whether the look is older than two sweeps: then nobody guards the guests."""
-        return self.age is None or self.age > 2 * self.config.watchdog.interval + 60
+        """Whether guests have not been seen for longer than two sweeps: then nobody guards them."""
+        return not self.same_boot or self.age is None or self.age > self.limit
+
+    @property
+    def limit(self) -> float:
+        """Age in seconds beyond which a look is old."""
+        return 2 * self.config.watchdog.interval + PATIENCE
+
+    @property
+    def acting(self) -> bool:
+        """Whether what was planned at the last look is going to happen."""
+        return not self.stale and not self.board.aborted
+
+    @property
+    def verdict(self) -> int:
+        """The exit code: whether guests are guarded."""
+        if not self.acting:
+            return FAILED
+        return GRANTS if self.board.lost else OK
 
     def since(self, at: float) -> float:
-        """Seconds since a moment of the look's boot; the age of the look stands in where the host has booted since."""
+        """Seconds since a moment of the look's boot."""
         return max(0.0, self.now - at)
+
+    def next_in(self, row: Row) -> float | None:
+        """Seconds until the next step for this guest; None when none is planned, or nobody is there to make it."""
+        planned = row.decision.next_at
+        return None if planned is None or not self.acting else max(0.0, planned - self.now)
+
+    def hold_on(self, vmid: int | None) -> tuple[Hold, float] | None:
+        """The hold on a guest, or with None on the node, and the seconds that it still lasts."""
+        return next((entry for entry in self.holds if entry[0].vmid == vmid), None)
 
 
 def view(config: Config, clock: Clock) -> View:
     """Read the last look. Raises CommandError when there is none."""
     try:
         board = store.read_board(config.state.dir)
-        holds = store.list_holds(config.state.dir)
+        holds = lasting(store.list_holds(config.state.dir), clock)
     except store.StoreUnavailable as error:
-        raise CommandError("state", str(error), getattr(error, "advice", "") or NOT_RUNNING) from None
+        raise unavailable(error) from None
     if board is None:
-        raise CommandError("no_look", f"the agent has not looked at any guest yet (no state in {config.state.dir})", NOT_RUNNING)
+        raise CommandError("no_look", f"the agent has not looked at any guest yet (nothing is in {config.state.dir})", NOT_RUNNING)
     same_boot = board.boot_id == clock.boot_id()
-    now = clock.boottime() if same_boot else board.at + max(0.0, clock.wall() - board.wall)
-    age = None if board.seen_at is None else max(0.0, now - board.seen_at)
-    lasting = tuple((h, left) for h in holds if (left := h.remaining(clock.boot_id(), clock.boottime(), clock.wall())) > 0)
-    return View(board, config, lasting, now, age)
+    wall = clock.wall()
+    now = clock.boottime() if same_boot else board.at + max(0.0, wall - board.wall)
+    known = board.seen_at is not None and (same_boot or wall >= board.wall)
+    age = max(0.0, now - board.seen_at) if known and board.seen_at is not None else None
+    return View(board, config, holds, now, wall, same_boot, age)
+
+
+def lasting(holds: tuple[Hold, ...], clock: Clock) -> tuple[tuple[Hold, float], ...]:
+    """The holds that have not ended, each with the seconds that it still lasts."""
+    now = (clock.boot_id(), clock.boottime(), clock.wall())
+    return tuple((hold, left) for hold in holds if (left := hold.remaining(*now)) > 0)
+
+
+def unavailable(error: store.StoreUnavailable) -> CommandError:
+    """The state cannot be read or written."""
+    return CommandError("state", error.message, error.advice or NOT_RUNNING)
+
+
+def find(board: Board, vmid: int) -> Row:
+    """The row of a guest. Raises CommandError for a VMID that is not on this node or not visible to the token."""
+    rows = [row for row in board.rows if row.decision.id.vmid == vmid]
+    if not rows:
+        hint = "`guestward status` lists the guests that are guarded; a guest must be on this node and in one of the pools of [scope]"
+        raise CommandError("unknown_vmid", f"no guest {vmid} was seen on node {board.node} at the last look", hint, USAGE)
+    return next((row for row in rows if row.owned), rows[0])
 
 
 def status(config: Config, clock: Clock) -> Answer:
@@ -57,48 +117,195 @@ def status(config: Config, clock: Clock) -> Answer:
     seen = view(config, clock)
     board = seen.board
     rows = [row for row in board.rows if row.owned]
-    head = [f"node {board.node}: {_freshness(seen)}", f"host gate: {'open' if board.gate.open else 'closed - ' + board.gate.evidence}"]
-    head += [_hold_line(hold, left) for hold, left in seen.holds]
-    head += [f"grants missing: {', '.join(board.lost)} (repair: /usr/share/guestward/host-install.sh repair)"] if board.lost else []
-    body = table(("GUEST", "NAME", "STATUS", "GUARD", "STARTS", "NEXT", "WHY"), (_line(seen, row) for row in rows))
     data = {
         "agent": _agent_data(seen),
-        "host_gate": [{"reason": str(c.reason), "evidence": c.evidence} for c in board.gate.closures],
-        "holds": [_hold_data(hold, left) for hold, left in seen.holds],
+        "host_gate": [{"reason": str(closure.reason), "evidence": closure.evidence} for closure in board.gate.closures],
+        "holds": [hold_data(hold, left, seen.wall) for hold, left in seen.holds],
         "grants_missing": list(board.lost),
         "guests": [guest_data(seen, row) for row in rows],
     }
-    guests = body if rows else "no guests in the pools " + ", ".join(config.scope.pools)
-    text = "\n".join(head) + "\n\n" + guests
-    return Answer(board.node, text, data, FAILED if seen.stale or board.aborted else OK, _warning(seen))
+    parts = (*_head(seen), "", *_guests(seen, rows))
+    return Answer(board.node, seen.wall, parts, data, seen.verdict, _warning(seen))
+
+
+def _head(seen: View) -> Iterator[str]:
+    board = seen.board
+    yield f"node {board.node}: {_freshness(seen)}"
+    if seen.same_boot:
+        yield f"host gate: {'open' if board.gate.open else 'CLOSED, nothing is started - ' + board.gate.evidence}"
+        yield from (f"host: {warning}" for warning in board.gate.warnings)
+    for hold, left in seen.holds:
+        late = "" if board.seen_at is not None and _taken_up(seen, hold) else " (from the agent's next look on)"
+        yield f"hold: {scope(hold.vmid)}, {hold_words(hold, left, seen.wall)}{late}"
+    if board.lost:
+        yield f"grants MISSING: {', '.join(board.lost)}; repair: {REPAIR}"
+
+
+def _taken_up(seen: View, hold: Hold) -> bool:
+    return hold.boot_id != seen.board.boot_id or (seen.board.seen_at or 0.0) >= hold.boottime
+
+
+def _guests(seen: View, rows: list[Row]) -> Iterator[str | Table]:
+    if not rows:
+        yield "no guests in the pools " + ", ".join(seen.config.scope.pools)
+        return
+    yield Table([("GUEST", "NAME", "STATUS", "GUARD", "STARTS", "NEXT", "WHY"), *(_line(seen, row) for row in rows)], shrink=1)
+    yield ""
+    down = sum(not row.running for row in rows)
+    given_up = sum(row.given_up for row in rows)
+    others = len(seen.board.rows) - len(rows)
+    words = f"{count(len(rows), 'guest')}{'' if seen.acting else ' as last seen'}: {len(rows) - down} running, {down} stopped"
+    words += f", {given_up} GIVEN UP" if given_up else ""
+    yield words + (f"; {others} more on this node in no pool of ours" if others else "")
+
+
+def _line(seen: View, row: Row) -> tuple[object, ...]:
+    decision = row.decision
+    why = f"does not work: {row.not_working}" if row.not_working else "" if decision.guard is Guard.RUNNING else decision.evidence
+    starts = f"{row.attempts}/{seen.config.watchdog.attempts}" if row.attempts else "-"
+    return str(decision.id), decision.name, _state(row), decision.guard, starts, span(seen.next_in(row)), why
+
+
+def _state(row: Row) -> str:
+    return "running" if row.running else "stopped"
 
 
 def explain(config: Config, clock: Clock, vmid: int) -> Answer:
     """`guestward explain VMID`."""
     seen = view(config, clock)
     row = find(seen.board, vmid)
-    decision = row.decision
-    facts = [
-        f"{decision.id} {decision.name}: {_state_words(row)}",
-        f"guard    {decision.guard}: {GUARD_MEANING[decision.guard]}",
-        f"because  {decision.evidence}",
-        f"seen     {span(seen.age)} ago" + (f"; down for {span(seen.since(row.down_since))}" if row.down_since is not None else ""),
-        f"starts   {row.attempts} of {config.watchdog.attempts} used" + (", given up" if row.given_up else ""),
-        f"next     {_next_words(seen, row)}",
-    ]
-    facts += [f"stopped  {row.cause}"] if row.cause else []
-    verdicts = table(("GUARD", "VERDICT", "AGE", "EVIDENCE"), (_verdict_line(seen, row, verdict) for verdict in decision.verdicts))
-    data = {**guest_data(seen, row), "verdicts": [_verdict_data(seen, row, v) for v in decision.verdicts], "stop_cause": row.cause}
-    return Answer(seen.board.node, "\n".join(facts) + "\n\n" + verdicts, data, OK, _warning(seen))
+    facts = Table([*_facts(seen, row)])
+    head = ("", "GUARD", "VERDICT", "AGE", "EVIDENCE")
+    verdicts = Table([head, *(_verdict_line(seen, row, verdict) for verdict in row.decision.verdicts)])
+    data = {
+        **guest_data(seen, row),
+        "verdicts": [_verdict_data(seen, row, verdict) for verdict in row.decision.verdicts],
+        "stop_cause": row.cause,
+        "next": _next_words(seen, row),
+        "agent": _agent_data(seen),
+        "holds": [hold_data(hold, left, seen.wall) for hold, left in seen.holds if hold.vmid in (None, vmid)],
+    }
+    title = f"{row.decision.id} {row.decision.name}: {_state_words(seen, row)}"
+    return Answer(seen.board.node, seen.wall, (title, "", facts, "", verdicts), data, seen.verdict, _warning(seen))
 
 
-def find(board: Board, vmid: int) -> Row:
-    """The row of a guest. Raises CommandError for a VMID that is not on this node or not visible to the token."""
-    for row in board.rows:
-        if row.decision.id.vmid == vmid:
-            return row
-    hint = "`guestward status` lists the guests that are; a guest must be in one of the pools of [scope]"
-    raise CommandError("unknown_vmid", f"no guest {vmid} was seen on node {board.node} at the last look", hint, USAGE)
+def _state_words(seen: View, row: Row) -> str:
+    words = _state(row)
+    if row.running and row.not_working:
+        words = f"running, but does not work ({row.not_working})"
+    if row.lock:
+        words += f", locked ({row.lock})"
+    if row.given_up:
+        words += ", GIVEN UP"
+    return words if seen.acting else f"{words} when it was last seen"
+
+
+def _facts(seen: View, row: Row) -> Iterator[tuple[str, str]]:
+    decision, board = row.decision, seen.board
+    yield "guard", f"{decision.guard}: {GUARD_MEANING[decision.guard]}"
+    yield "because", decision.evidence
+    yield "next", _next_words(seen, row)
+    yield "seen", f"{span(seen.age)} ago" if seen.age is not None else "nobody can say when: the clock has been set back"
+    if row.down_since is not None and not row.running:
+        down = span(seen.since(row.down_since)) if seen.same_boot else "since before the host booted"
+        yield "down", f"{down}; {row.cause}" if row.cause else down
+    if row.attempts or decision.guard not in _NEVER:
+        yield "starts", f"{row.attempts} of {seen.config.watchdog.attempts} used" + (", given up" if row.given_up else "")
+    for entry in (seen.hold_on(decision.id.vmid), seen.hold_on(None)):
+        if entry is not None:
+            yield "hold", f"{scope(entry[0].vmid)}, {hold_words(*entry, seen.wall)}"
+    if not board.gate.open and decision.guard is not Guard.HOST_GATE:
+        yield "gate", f"closed: {board.gate.evidence}"
+    twins = [str(other.decision.id) for other in board.rows if other.decision.id.vmid == decision.id.vmid and other is not row]
+    if twins:
+        yield "beside", f"the last look saw {', '.join(twins)} too; the VMID was given anew"
+
+
+_NEVER = frozenset({Guard.NOT_OWNED, Guard.SCRATCH_BAND, Guard.TEMPLATE, Guard.RUNNING})
+# What ends a guard, for a guest for which no moment is known. {0} is the VMID, {1} PVE's command for its kind.
+_ENDS: dict[Guard, str] = {
+    Guard.NOT_OWNED: "nothing, ever: it is not guarded; that begins when it is in one of the pools of [scope]",
+    Guard.SCRATCH_BAND: "nothing, ever: no guest in the scratch band is started",
+    Guard.TEMPLATE: "nothing, ever: a template cannot run",
+    Guard.RUNNING: "nothing to do",
+    Guard.UNREADABLE: "its configuration is read again with every sweep (each {2})",
+    Guard.ONBOOT_OFF: "nothing, until it is to run at boot: {1} set {0} --onboot 1",
+    Guard.NEW_HERE: "nothing, until it has run, the host boots, or: guestward rearm {0}",
+    Guard.HELD: "nothing, until it runs, its configuration changes, or: guestward rearm {0}",
+    Guard.HA: "nothing by Guestward: PVE's HA starts its guests itself (ha-manager status)",
+    Guard.LOCKED: "nothing while the lock is there; looked at with every sweep (each {2})",
+    Guard.TASK: "when the task has ended; looked at with every sweep (each {2})",
+    Guard.BACKUP: "when the backup has ended; looked at with every sweep (each {2})",
+    Guard.BACKUP_UNKNOWN: "when every witness can be read; `guestward check` says what is wrong with them",
+    Guard.HOST_GATE: "when the host gate opens; looked at with every sweep (each {2})",
+    Guard.UNCONFIRMED: "a second look with the next sweep (each {2}), then a start",
+    Guard.STORAGE_OFFLINE: "when the storage is seen back; looked at with every sweep (each {2})",
+    Guard.BACKOFF: "the next attempt when the wait is over; looked at with every sweep (each {2})",
+    Guard.EXHAUSTED: "nothing, until its configuration changes, the host boots, or: guestward rearm {0}",
+    Guard.START: "a start, as soon as its turn comes",
+}
+# The same where a moment is known. {3} is the time until then.
+_COMES: dict[Guard, str] = {
+    Guard.HELD: "in {3} the hold ends; at once with: guestward release {0}",
+    Guard.HOST_GATE: "in {3} the host gate opens, if nothing else closes it",
+    Guard.UNCONFIRMED: "in {3} a second look, then a start",
+    Guard.BACKOFF: "in {3} the next attempt, with the first sweep after it (each {2})",
+}
+
+
+def _next_words(seen: View, row: Row) -> str:
+    if seen.board.aborted and seen.alive:
+        return f"nothing while sweeps are aborted: {seen.board.aborted}"
+    if not seen.acting:
+        return "nothing: the agent does not look at guests"
+    guard, left = row.decision.guard, seen.next_in(row)
+    if row.running and row.not_working:
+        return "nothing, ever: a guest that runs is neither resumed nor reset; look at it"
+    words = _ENDS[guard] if left is None else _COMES.get(guard, _ENDS[guard])
+    tool = "pct" if row.decision.id.kind == "lxc" else "qm"
+    return words.format(row.decision.id.vmid, tool, span(seen.config.watchdog.interval), span(left))
+
+
+_FROM_CONFIG = frozenset({Guard.ONBOOT_OFF, Guard.UNREADABLE})
+_NOT_REACHED = "asked only when no guard applies"
+
+
+def _verdict_word(row: Row, verdict: Verdict) -> str:
+    if verdict.guard is row.decision.guard:
+        return "DECIDES"
+    if verdict.guard is Guard.START or NOT_READ.reason in verdict.evidence or verdict.evidence.startswith("not read"):
+        return "not asked"
+    return "applies" if verdict.applies else "no"
+
+
+def _evidence(row: Row, verdict: Verdict) -> str:
+    """START is what is left when no guard applies, so elsewhere it has nothing to say."""
+    return _NOT_REACHED if verdict.guard is Guard.START is not row.decision.guard else verdict.evidence
+
+
+def _verdict_age(seen: View, row: Row, verdict: Verdict) -> float | None:
+    if _verdict_word(row, verdict) == "not asked":
+        return None
+    if verdict.guard in _FROM_CONFIG and row.config_read_at is not None and seen.age is not None:
+        return max(seen.age, seen.since(row.config_read_at))
+    return seen.age
+
+
+def _verdict_line(seen: View, row: Row, verdict: Verdict) -> tuple[object, ...]:
+    word = _verdict_word(row, verdict)
+    mark = ">>" if word == "DECIDES" else ""
+    return mark, verdict.guard, word, span(_verdict_age(seen, row, verdict)), _evidence(row, verdict)
+
+
+def _verdict_data(seen: View, row: Row, verdict: Verdict) -> dict[str, Any]:
+    word = _verdict_word(row, verdict)
+    return {
+        "guard": str(verdict.guard),
+        "verdict": word.lower(),
+        "applies": word in ("DECIDES", "applies"),
+        "evidence": _evidence(row, verdict),
+        "age_s": _rounded(_verdict_age(seen, row, verdict)),
+    }
 
 
 def guest_data(seen: View, row: Row) -> dict[str, Any]:
@@ -109,108 +316,74 @@ def guest_data(seen: View, row: Row) -> dict[str, Any]:
         "kind": str(decision.id.kind),
         "vmid": decision.id.vmid,
         "name": decision.name,
-        "status": "running" if row.running else "stopped",
+        "status": _state(row),
         "guard": str(decision.guard),
         "evidence": decision.evidence,
         "attempts": row.attempts,
-        "next_action_s": _next_in(seen, decision),
-        "observed_age_s": None if seen.age is None else round(seen.age, 1),
+        "next_action_s": _rounded(seen.next_in(row)),
+        "observed_age_s": _rounded(seen.age),
         "given_up": row.given_up,
         "not_working": row.not_working or None,
         "lock": row.lock,
     }
 
 
-def _next_in(seen: View, decision: Decision) -> float | None:
-    return None if decision.next_at is None else round(max(0.0, decision.next_at - seen.now), 1)
-
-
-def _line(seen: View, row: Row) -> tuple[object, ...]:
-    decision = row.decision
-    why = "" if decision.guard is Guard.RUNNING and not row.not_working else row.not_working or decision.evidence
-    state = "running" if row.running else "stopped"
-    starts = f"{row.attempts}/{seen.config.watchdog.attempts}" if row.attempts else "-"
-    return str(decision.id), decision.name, state, decision.guard, starts, span(_next_in(seen, decision)), why
-
-
-def _state_words(row: Row) -> str:
-    if row.running:
-        return f"running, but does not work ({row.not_working})" if row.not_working else "running"
-    return "stopped" + (f", locked ({row.lock})" if row.lock else "")
-
-
-def _next_words(seen: View, row: Row) -> str:
-    if seen.board.aborted:
-        return f"nothing is done while sweeps are aborted: {seen.board.aborted}"
-    if row.running:
-        return "nothing to do"
-    left = _next_in(seen, row.decision)
-    if left is None:
-        return f"looked at again with every sweep (each {span(seen.config.watchdog.interval)}); acts when the guard no longer applies"
-    return f"in {span(left)}, if nothing changes"
-
-
-def _verdict_word(row: Row, verdict: Verdict) -> str:
-    if verdict.guard is row.decision.guard:
-        return "DECIDES"
-    if NOT_READ.reason in verdict.evidence:
-        return "not asked"
-    return "applies" if verdict.applies else "no"
-
-
-_FROM_CONFIG = frozenset({Guard.ONBOOT_OFF, Guard.UNREADABLE})
-
-
-def _verdict_age(seen: View, row: Row, verdict: Verdict) -> float | None:
-    if verdict.guard in _FROM_CONFIG and row.config_read_at is not None:
-        return seen.since(row.config_read_at)
-    return seen.age
-
-
-def _verdict_line(seen: View, row: Row, verdict: Verdict) -> tuple[object, ...]:
-    return verdict.guard, _verdict_word(row, verdict), span(_verdict_age(seen, row, verdict)), verdict.evidence
-
-
-def _verdict_data(seen: View, row: Row, verdict: Verdict) -> dict[str, Any]:
-    age = _verdict_age(seen, row, verdict)
-    return {
-        "guard": str(verdict.guard),
-        "verdict": _verdict_word(row, verdict).lower(),
-        "applies": verdict.applies,
-        "evidence": verdict.evidence,
-        "age_s": None if age is None else round(age, 1),
-    }
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def _freshness(seen: View) -> str:
     board = seen.board
-    seen_words = f"guests last seen {span(seen.age)} ago" if seen.age is not None else "no guest was ever seen"
+    words = f"guests last seen {span(seen.age)} ago" if seen.age is not None else "guests were seen, nobody can say when"
+    if board.seen_at is None:
+        words = "no guest was ever seen"
+    if not seen.same_boot:
+        return f"NOT LOOKED AT since the host booted; {words}, before that"
     if board.aborted:
-        return f"sweeps are ABORTED, nothing is examined ({board.aborted}); {seen_words}"
+        return f"sweeps are ABORTED, nothing is examined or started ({board.aborted}); {words}"
     gaps = f", INCOMPLETE ({board.incomplete})" if board.incomplete else ""
-    return f"{seen_words}{gaps}; {board.sweeps} complete sweeps since boot"
+    return f"{words}{gaps}; {count(board.sweeps, 'complete sweep')} since boot"
 
 
 def _warning(seen: View) -> str:
-    if seen.stale:
-        return f"This is old: no guest has been looked at for {span(seen.age)}, and nobody guards them. {NOT_RUNNING.capitalize()}"
+    """What makes the answer less than it seems, for people."""
+    if not seen.same_boot:
+        return f"The host has booted since the agent last looked: what is shown is from before, and nobody guards the guests. {NOT_RUNNING}"
+    if not seen.alive:
+        return f"This is old: the agent last looked {span(seen.since(seen.board.at))} ago, and nobody guards the guests. {NOT_RUNNING}"
+    if seen.board.aborted:
+        return "The agent runs, but cannot see enough to judge; what is shown is from its last good look. What is wrong: guestward check"
     return ""
 
 
-def _hold_line(hold: Hold, left: float) -> str:
-    what = "the whole node" if hold.vmid is None else f"guest {hold.vmid}"
-    return f"hold: {what}, by {hold.by}, for {span(left)} more: {hold.reason or 'no reason given'}"
+def scope(vmid: int | None) -> str:
+    """What a hold is about, in words."""
+    return "the whole node" if vmid is None else f"guest {vmid}"
 
 
-def _hold_data(hold: Hold, left: float) -> dict[str, Any]:
-    return {"scope": "node" if hold.vmid is None else hold.vmid, "by": hold.by, "reason": hold.reason, "remaining_s": round(left)}
+def hold_words(hold: Hold, left: float, wall: float) -> str:
+    """Who, until when, how long that is, and why."""
+    return f"by {hold.by}, until {moment(wall + left)} ({span(left)} more): {hold.reason or 'no reason given'}"
+
+
+def hold_data(hold: Hold, left: float, wall: float) -> dict[str, Any]:
+    """One hold for programs."""
+    return {
+        "scope": "node" if hold.vmid is None else hold.vmid,
+        "by": hold.by,
+        "reason": hold.reason,
+        "remaining_s": round(left),
+        "until": round(wall + left),
+    }
 
 
 def _agent_data(seen: View) -> dict[str, Any]:
     board = seen.board
     return {
-        "observed_age_s": None if seen.age is None else round(seen.age, 1),
+        "observed_age_s": _rounded(seen.age),
         "stale": seen.stale,
+        "alive": seen.alive,
+        "booted_since": not seen.same_boot,
         "aborted": board.aborted or None,
         "incomplete": board.incomplete or None,
         "sweeps_since_boot": board.sweeps,

@@ -40,11 +40,11 @@ class Result(StrEnum):
 class Report:
     """What a run of the duty asks of its caller.
 
-    confirm_at: seconds since host boot at which guests seen stopped once want their second look. busy: an attempt is under way or
+    board: None before the first look. confirm_at: seconds since host boot at which guests seen stopped once want their second look. busy: an attempt is under way or
     waits for its turn, so that `follow` is to be called about once a second. result: None for a run that was no sweep.
     """
 
-    board: Board
+    board: Board | None
     result: Result | None = None
     duration: float = 0.0
     confirm_at: float | None = None

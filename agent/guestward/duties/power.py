@@ -16,7 +16,7 @@ from guestward.model.observation import Aborted, Observation
 from guestward.model.reading import Unreadable
 from guestward.model.rules import MASS_STOP_PAUSE
 from guestward.model.task import Upid
-from guestward.policy import attempts, causes, recall
+from guestward.policy import attempts, causes, recall, rights
 from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
 from guestward.ports import PveError
 
@@ -161,8 +161,9 @@ class PowerWatch:
             past = self.env.pve.past_tasks(seen.wall - SEED_SECONDS, deadline=seen.at + READ_BUDGET)
         except PveError:
             return  # an agent that never ran here has nothing to find; for another the back-off bounds what this costs
+        active = () if isinstance(seen.tasks, Unreadable) else seen.tasks
         for id, guest in seen.guests.items():
-            own = attempts.own_starts(past, id, seen.token_id, seen.at - SEED_SECONDS)
+            own = attempts.own_starts((*active, *past), id, seen.token_id, seen.at - SEED_SECONDS)
             if own and not guest.running and id not in state.memories:
                 tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own, 1))
                 fresh = recall.first_seen(id, watched=state.node.watched)
@@ -172,8 +173,8 @@ class PowerWatch:
         """One call for all guests that went down since the last look; then whether many were stopped at once."""
         state = self.state
         down = [m for id, m in state.memories.items() if id in seen.members and m.down_since is not None]
-        if all(memory.cause_read for memory in down):
-            return
+        if all(memory.cause_read for memory in down) or not rights.sees_all_tasks(seen.lost):
+            return  # without Sys.Audit the history, too, holds only the token's own tasks
         try:
             past = self.env.pve.past_tasks(seen.wall - HISTORY_SECONDS, deadline=deadline)
         except PveError:
@@ -245,7 +246,7 @@ class PowerWatch:
         state = self.state
         times = [d.next_at for d in state.decisions.values() if d.guard is Guard.UNCONFIRMED and d.next_at is not None]
         return Report(
-            board=state.board(),
+            board=state.board,
             result=result,
             duration=self.env.clock.boottime() - begun,
             confirm_at=min(times, default=None) if not state.aborted else None,

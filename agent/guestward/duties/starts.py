@@ -65,12 +65,12 @@ class Starter:
     def _begin(self, id: GuestId, seen: Observation) -> None:
         """Everything that decided is read again right before the request is sent (I12); then intent first, request second."""
         state = self.state
-        holds = state.holds()
         try:
             fresh = self._look_again(id, seen)
         except (PveError, LookAbortedError) as error:
             self._cannot_look(id, str(error))
             return
+        holds = state.holds()
         self.due.pop(id, None)
         state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules))
         state.gate = state.judge_gate(fresh, holds)

@@ -35,6 +35,7 @@ class WatchState:
     incomplete: str = ""
     last_complete: tuple[float, float] | None = None
     looks: int = 0
+    board: Board | None = None
     saved: dict[GuestId, GuestMemory] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,10 +89,10 @@ class WatchState:
 
     def publish(self) -> None:
         """Show the last look to `status`, `explain` and the metrics."""
-        self.env.store.publish(self.board())
+        self.board = self._board()
+        self.env.store.publish(self.board)
 
-    def board(self) -> Board:
-        """The last look as people and metrics see it."""
+    def _board(self) -> Board:
         clock, obs = self.env.clock, self.obs
         rows = () if obs is None else tuple(self._row(obs, decision) for _, decision in sorted(self.decisions.items()))
         grants = rights.needed(self.env.config.scope.pools, self.env.pve.node)

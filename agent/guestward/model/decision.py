@@ -69,7 +69,7 @@ class Decision:
     """What is to be done with one guest.
 
     next_at: seconds since host boot at which the next step comes if nothing changes; None when nothing is planned.
-    verdicts: what every guard says, in order; for a running guest only up to the one that decided.
+    verdicts: what every guard says, in order; for a running guest only the one that decided.
     """
 
     id: GuestId

@@ -101,6 +101,7 @@ class Event:
     STORE_RESTORED = _kind("store_restored", _I, "", "The state is written again.")
     METRICS_FAILED = _kind("metrics_failed", _E, "listen reason", "The metrics cannot be served; the guests are guarded all the same.")
     METRICS_RESTORED = _kind("metrics_restored", _I, "listen", "The metrics are served.")
+    LIBRARY = _kind("library", (_W, _E), "where reason", "A library that the agent uses had something to say.")
     INTERNAL_ERROR = _kind("internal_error", _E, "where reason", "A defect in the agent; the look is given up and the next one comes.")
 
 

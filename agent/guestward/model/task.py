@@ -145,5 +145,7 @@ class Task:
 def bounded(value: object, limit: int = 300) -> str:
     """Text for people out of anything that came from outside: one line, printable, at most `limit` characters."""
     text = value if isinstance(value, str) else repr(value)
+    if len(text) <= limit and text.isprintable() and "  " not in text and text == text.strip():
+        return text
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."

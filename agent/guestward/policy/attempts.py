@@ -87,21 +87,18 @@ def _task_failed(attempt: Attempt, at: float, detail: str, live: LiveStatus | No
 
 
 def _note_end(attempt: Attempt, at: float, said: TaskStatus | None) -> Attempt:
-    if said is None or isinstance(said, Running) or attempt.task_ended_at is not None:
+    """API workers may differ for a moment (C59): a task seen running again has not ended, and a clear word takes the place of none."""
+    if said is None or (isinstance(said, Unknown) and attempt.task_said):
         return attempt
-    return replace(attempt, task_ended_at=at, task_said=_words(said))
+    if isinstance(said, Running):
+        return replace(attempt, task_ended_at=None, task_said="")
+    return replace(attempt, task_ended_at=at if attempt.task_ended_at is None else attempt.task_ended_at, task_said=_words(said))
 
 
-def _words(said: TaskStatus) -> str:
-    match said:
-        case Ok():
-            return "OK"
-        case Warnings(count):
-            return f"WARNINGS: {count}"
-        case Error(detail) | Unknown(detail):
-            return detail
-        case Running():
-            return "running"
+def _words(said: Ok | Warnings | Error | Unknown) -> str:
+    if isinstance(said, Ok):
+        return "OK"
+    return f"WARNINGS: {said.count}" if isinstance(said, Warnings) else said.detail
 
 
 def _how(attempt: Attempt) -> str:

@@ -52,8 +52,11 @@ def is_deliberate(cause: StopCause | None) -> bool:
 
 
 def mass_stop(causes: Iterable[StopCause], at: float, least: int) -> bool:
-    """Whether at least so many guests were stopped by others within 60 s, and lately: a staged shutdown, a UPS, a clean-up (C14)."""
-    times = sorted(c.at for c in causes if c.foreign and is_deliberate(c) and at - c.at <= MASS_STOP_PAUSE)
+    """Whether at least so many guests were stopped by others within 60 s, and lately: a staged shutdown, a UPS, a clean-up (C14).
+
+    A stop that lies ahead is one of an earlier boot, whose seconds mean nothing in this one.
+    """
+    times = sorted(c.at for c in causes if c.foreign and is_deliberate(c) and 0 <= at - c.at <= MASS_STOP_PAUSE)
     return any(times[i + least - 1] - times[i] <= MASS_STOP_WINDOW for i in range(len(times) - least + 1))
 
 

@@ -38,6 +38,8 @@ def decide(case: Case) -> Decision:
     """Ask the guards. A running guest is asked only until it is known to run: nothing else matters for it (I2)."""
     verdicts = tuple(_ask(case))
     first = next(verdict for verdict in verdicts if verdict.applies)
+    if first.guard is Guard.RUNNING:
+        verdicts = (first,)  # of a thousand running guests nobody wants to read more
     return Decision(case.guest.id, case.guest.name, first.guard, first.evidence, verdicts, _next_at(case, first.guard))
 
 
@@ -47,11 +49,15 @@ def may_start(case: Case) -> bool:
 
 
 def _ask(case: Case) -> Iterator[Verdict]:
+    stands = False
     for guard, question in _QUESTIONS.items():
+        if guard is Guard.START and stands:
+            return
         applies, evidence = question(case)
         yield Verdict(guard, applies, evidence)
         if applies and guard is Guard.RUNNING:
             return
+        stands = stands or applies
 
 
 def _not_owned(case: Case) -> Answer:

@@ -16,6 +16,7 @@ from guestward.policy.causes import describe
 from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE
 
 WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
+CLOCK_SLACK = 2.0
 BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 
 
@@ -39,6 +40,8 @@ def after_boot(memory: GuestMemory) -> GuestMemory:
 
 def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules) -> Recalled:
     """Bring the memory of a listed guest up to what is seen of it now."""
+    if _as_before(memory, seen, obs):
+        return Recalled(memory)
     notices: list[Notice] = []
     memory = replace(memory, name=seen.name, owned=seen.id in obs.members, away=False)
     memory = _born(memory, seen)
@@ -49,9 +52,27 @@ def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rule
     return Recalled(_works(memory, seen, obs, notices), tuple(notices))
 
 
+def _as_before(memory: GuestMemory, seen: ListedGuest, obs: Observation) -> bool:
+    """Whether a guest runs on as it did, with nothing to forget: on a large node that is nearly all of them, at every look."""
+    quiet = memory.running and memory.ran and not (memory.new or memory.away or memory.attempts or memory.suspect or memory.not_working)
+    same = memory.name == seen.name and memory.owned == (seen.id in obs.members)
+    steady = memory.stable_since is not None and obs.at - seen.uptime - memory.stable_since < CLOCK_SLACK
+    return (
+        quiet
+        and same
+        and steady
+        and seen.running
+        and seen.pid is not None
+        and seen.lock is None
+        and seen.id not in obs.configs
+        and not not_working_state(seen, obs)
+    )
+
+
 def _born(memory: GuestMemory, seen: ListedGuest) -> GuestMemory:
     """A guest under a lock of creation is another guest than the one that had its VMID before (pve-facts B1, F1)."""
-    if seen.lock in BIRTH_LOCKS and not seen.running:
+    known_as_new = memory.new and not memory.identity
+    if seen.lock in BIRTH_LOCKS and not seen.running and not known_as_new:
         return GuestMemory(memory.id, name=seen.name, owned=memory.owned, new=True)
     return memory
 
@@ -111,7 +132,11 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
     steady = really and seen.lock is None and not memory.not_working
     since = max(memory.stable_since or obs.at, obs.at - seen.uptime) if steady else None
     # The write of a memory that does not change is spared: `since` moves only when the guest was restarted between two looks.
-    since = memory.stable_since if since is not None and memory.stable_since is not None and since - memory.stable_since < 2 else since
+    since = (
+        memory.stable_since
+        if since is not None and memory.stable_since is not None and since - memory.stable_since < CLOCK_SLACK
+        else since
+    )
     memory = replace(
         memory,
         running=True,

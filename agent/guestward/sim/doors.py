@@ -68,6 +68,7 @@ class SimPve:
     pools: tuple[str, ...] = ("guestward",)
     calls: list[str] = field(default_factory=list)
     faults: dict[str, Fault] = field(default_factory=dict)
+    before: dict[str, Callable[[], object]] = field(default_factory=dict)
 
     @property
     def node(self) -> str:
@@ -80,9 +81,11 @@ class SimPve:
         return self.world.token_id
 
     def _call(self, route: str, *, after_effect: bool = False) -> None:
-        """Note a call, and fail it if a fault is set for it."""
+        """Note a call, let happen once what was to happen right before it, and fail it if a fault is set for it."""
         if not after_effect:
             self.calls.append(route)
+            for prefix in [prefix for prefix in self.before if route.startswith(prefix)]:
+                self.before.pop(prefix)()
         for prefix, fault in list(self.faults.items()):
             if route.startswith(prefix) and fault.after_effect == after_effect:
                 if fault.times is not None:
@@ -104,7 +107,7 @@ class SimPve:
     def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
         """The live list of one kind."""
         self._call(f"GET /nodes/{self.node}/{kind}")
-        return {g.id: self._listed(g) for g in self._visible() if g.id.kind is kind}
+        return {g.id: self._listed(g) for g in self._visible() if g.id.kind is kind and g.id.vmid not in self.world.hidden}
 
     def _listed(self, guest: SimGuest) -> ListedGuest:
         pid = 1000 + guest.id.vmid if guest.running else None
@@ -121,13 +124,15 @@ class SimPve:
     def active_tasks(self, *, deadline: float) -> tuple[Task, ...]:
         """Running tasks; only our own without Sys.Audit."""
         self._call(f"GET /nodes/{self.node}/tasks?source=active")
-        all_of_them = self._may("Sys.Audit", f"/nodes/{self.node}")
-        return tuple(_row(t) for t in self.world.tasks if all_of_them or t.upid.user == self.token_id)
+        return tuple(_row(t) for t in self.world.tasks if self._sees(t))
+
+    def _sees(self, task: SimTask) -> bool:
+        return self._may("Sys.Audit", f"/nodes/{self.node}") or task.upid.user == self.token_id
 
     def past_tasks(self, since: float, *, deadline: float) -> tuple[Task, ...]:
-        """Ended tasks."""
+        """Ended tasks; only our own without Sys.Audit."""
         self._call(f"GET /nodes/{self.node}/tasks?source=archive")
-        return tuple(_row(t) for t in self.world.archive if t.upid.starttime >= since)
+        return tuple(_row(t) for t in self.world.archive if t.upid.starttime >= since and self._sees(t))
 
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """The complete grants of the install table less what was revoked."""
@@ -263,6 +268,11 @@ class SimStore:
     empty: bool = True
     board: Board | None = None
     saves: int = 0
+
+    def lose(self) -> None:
+        """The state is gone, what operators wrote included."""
+        self.node_memory, self.guest_memories, self.hold_list, self.rearms = NodeMemory(), {}, [], []
+        self.empty = True
 
     def node(self) -> NodeMemory:
         """What is remembered of the node."""

@@ -52,6 +52,7 @@ class SimGuest:
     start_takes: float = 1.0
     started: int = 0
     note: str = ""
+    by_vzdump: bool = False
 
 
 class World:
@@ -73,6 +74,8 @@ class World:
         self.stale_pid: Upid | None = None
         self.archives: set[int] = set()
         self.unreadable: dict[str, str] = {}
+        self.hidden: set[int] = set()  # VMIDs that the lists leave out although the pool names them
+        self.most_starts: int | None = None  # more start tasks at once than this wait for a lock in vain (C76)
         self.effects: list[tuple[float, str, int, str]] = []
         self.after: list[tuple[str, int, float, Callable[[], None]]] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -204,23 +207,23 @@ class World:
         for vmid in vmids:
             self.guests[vmid].lock = "backup"
             if mode == "stop" and self.guests[vmid].running:
-                self.guests[vmid].running, self.guests[vmid].note = False, "by vzdump"
+                self.guests[vmid].running, self.guests[vmid].by_vzdump = False, True
 
-    def backup_end(self, said: str = "OK") -> None:
-        """The oldest vzdump ends: unlock, a moment later start what it stopped itself, then the task ends (pve-facts C2, C3)."""
+    def backup_end(self, said: str = "OK", *, after: float = 1.0, restarts: bool = True) -> None:
+        """The oldest vzdump ends: unlock, some time later start what it stopped itself, then the task ends (pve-facts C2, C3)."""
         task, vmids = self.backups[0]
         for vmid in vmids:
             self.guests[vmid].lock = None
 
         def restart() -> None:
             for vmid in vmids:
-                if self.guests[vmid].note == "by vzdump":
-                    self.guests[vmid].note = ""
+                if self.guests[vmid].by_vzdump and restarts:
                     self.power_on(vmid)
+                self.guests[vmid].by_vzdump = False
             self.backups.pop(0)
             self.end_task(task, said)
 
-        self.later(1, restart)
+        self.later(after, restart)
 
     def backup_kill(self, archive_for: float = 0.0) -> None:
         """kill -9 of the worker: flock free, stale pid file, locks stay, the archive process may live on (timelines 6c)."""
@@ -273,6 +276,9 @@ class World:
         vmid = guest.id.vmid
         if guest.ha is not None and guest.ha[0] != "ignored":
             return self.task("hastart", str(vmid), by, said="OK")
+        at_once = sum(1 for t in self.tasks if t.upid.type in ("vzstart", "qmstart"))
+        if self.most_starts is not None and at_once >= self.most_starts:
+            script = f"fail: can't lock file '/run/lock/lxc/pve-config-{vmid}.lock' - got timeout"
         task = self.task("vzstart" if guest.id.kind is GuestKind.LXC else "qmstart", str(vmid), by)
         if script != "hang":
             self.later(guest.start_takes, lambda: self._finish_start(guest, task, script))

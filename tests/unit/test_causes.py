@@ -1,0 +1,156 @@
+"""Who stopped a guest, and whether many were stopped at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from guestward.model.memory import StopCause
+from guestward.model.task import Ok, Task
+from guestward.policy.causes import describe, is_deliberate, mass_stop, stop_cause
+from tests.unit.build import AT, TOKEN, WALL, cause, task
+
+
+def ended(kind: str, id: str = "101", user: str = "root@pam", *, at: float = AT - 50, **of: Any) -> Task:
+    return task(kind, id, user, said=Ok(), at=at, **of)
+
+
+def ask(*tasks: Task, vmid: int = 101, not_before: float | None = None) -> StopCause | None:
+    return stop_cause(tasks, vmid, TOKEN, not_before)
+
+
+@pytest.mark.parametrize("kind", ["vzstop", "vzshutdown", "qmstop", "qmshutdown", "hastop", "vzsuspend", "qmsuspend"])
+def test_a_stop_through_pve_is_found_with_who_and_when(kind: str) -> None:
+    found = ask(ended(kind, user="alice@pve", at=AT - 50))
+    assert found is not None
+    assert (found.task, found.user, found.at, found.wall) == (kind, "alice@pve", AT - 50, WALL - 50)
+    assert (found.foreign, found.by_vzdump, is_deliberate(found)) == (True, False, True)
+    assert "alice@pve" in describe(found)
+
+
+@pytest.mark.parametrize("kind", ["vzreboot", "qmreboot"])
+def test_a_reboot_is_a_cause_but_no_wish_that_it_stay_down(kind: str) -> None:
+    found = ask(ended(kind))
+    assert found is not None
+    assert not is_deliberate(found)
+
+
+@pytest.mark.parametrize("kind", ["vzdump", "vzconfig", "vzmigrate", "aptupdate"])
+def test_other_tasks_are_no_cause(kind: str) -> None:
+    assert ask(ended(kind)) is None
+
+
+def test_without_a_task_it_was_shut_down_from_inside_or_crashed() -> None:
+    """C110."""
+    assert ask() is None
+    assert ask(ended("vzstop", "102"), ended("vzstop", "1010"), ended("vzstop", "")) is None
+    assert "inside" in describe(None)
+    assert not is_deliberate(None)
+
+
+def test_the_newest_task_on_its_power_decides_in_any_order_of_the_history() -> None:
+    stop, start = ended("vzstop", at=AT - 100), ended("vzstart", at=AT - 50)
+    later = ended("vzshutdown", at=AT - 20, user="bob@pve")
+    assert ask(stop, start) is None
+    assert ask(start, stop) is None
+    for order in ((stop, start, later), (later, stop, start)):
+        found = ask(*order)
+        assert found is not None
+        assert found.user == "bob@pve"
+
+
+@pytest.mark.parametrize("kind", ["vzstart", "qmstart", "hastart", "qmresume", "vzresume"])
+def test_a_stop_before_a_start_explains_nothing(kind: str) -> None:
+    assert ask(ended("vzstop", at=AT - 100), ended(kind, at=AT - 99)) is None
+
+
+def test_a_stop_from_before_it_was_seen_running_explains_nothing() -> None:
+    assert ask(ended("vzstop", at=AT - 100), not_before=AT - 99) is None
+    assert ask(ended("vzstop", at=AT - 100), not_before=AT - 100) is not None
+
+
+def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -> None:
+    """C77, I16: PVE started the guest while the clock was 3 h ahead; what came later by the host's own time is later."""
+    start = ended("vzstart", at=AT - 1000, wall=WALL - 1000 + 3 * 3600)
+    found = ask(start, ended("vzstop", at=AT - 50, wall=WALL - 50))
+    assert found is not None
+    assert found.task == "vzstop"
+
+
+def test_our_own_stop_is_not_foreign() -> None:
+    found = ask(ended("vzstop", user=TOKEN))
+    assert found is not None
+    assert not found.foreign
+
+
+class TestBackup:
+    """vzdump in stop mode runs `qm shutdown`, a qmshutdown task of its own (pve-facts C4)."""
+
+    shutdown = ended("qmshutdown", at=AT - 50)
+
+    @pytest.mark.parametrize("id", ["", "101"])
+    def test_inside_a_vzdump_of_this_guest_it_is_part_of_the_backup(self, id: str) -> None:
+        for dump in (task("vzdump", id, at=AT - 60), ended("vzdump", id, at=AT - 60, took=30)):
+            found = ask(self.shutdown, dump)
+            assert found is not None
+            assert (found.by_vzdump, is_deliberate(found), "backup" in describe(found)) == (True, False, True)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            ended("vzdump", "102", at=AT - 60, took=30),
+            ended("vzdump", "101", at=AT - 90, took=30),
+            ended("vzdump", "101", at=AT - 40, took=30),
+            ended("vzrestore", "101", at=AT - 60, took=30),
+        ],
+        ids=["another guest's", "ended before", "begun after", "no vzdump"],
+    )
+    def test_else_it_is_not(self, other: Task) -> None:
+        found = ask(self.shutdown, other)
+        assert found is not None
+        assert is_deliberate(found)
+
+    def test_any_other_stop_during_a_backup_is_a_persons(self) -> None:
+        found = ask(ended("qmstop", at=AT - 50), task("vzdump", "101", at=AT - 60))
+        assert found is not None
+        assert is_deliberate(found)
+
+
+class TestMassStop:
+    """Three or more guests stopped by others within 60 s (C14)."""
+
+    @pytest.mark.parametrize(
+        ("times", "right"),
+        [
+            ((0, 0, 0), True),
+            ((0, 30, 60), True),
+            ((0, 30, 61), False),
+            ((0, 60), False),
+            ((0, 100, 130, 160), True),
+            ((0, 59, 118, 177), False),
+            ((), False),
+        ],
+    )
+    def test_within_a_window_of_60_s(self, times: tuple[float, ...], right: bool) -> None:
+        assert mass_stop([cause(at=AT - 300 + t) for t in times], AT, 3) is right
+        assert mass_stop([cause(at=AT - 300 + t) for t in reversed(times)], AT, 3) is right
+
+    @pytest.mark.parametrize(
+        "third", [cause(foreign=False), cause("qmshutdown", by_vzdump=True), cause("vzreboot")], ids=["ours", "vzdump's", "a reboot"]
+    )
+    def test_neither_our_own_nor_vzdumps_stops_count(self, third: StopCause) -> None:
+        assert not mass_stop([cause(), cause(), third], AT, 3)
+        assert mass_stop([cause(), cause(), third, cause()], AT, 3)
+
+    def test_stops_of_long_ago_do_not_count(self) -> None:
+        assert not mass_stop([cause(at=AT - 901)] * 3, AT, 3)
+        assert mass_stop([cause(at=AT - 900)] * 3, AT, 3)
+
+    def test_the_number_is_the_configurations(self) -> None:
+        assert mass_stop([cause()] * 2, AT, 2)
+        assert not mass_stop([cause()] * 4, AT, 5)
+
+    def test_stops_of_an_earlier_boot_do_not_count(self) -> None:
+        """Seconds since boot of another boot mean nothing: a host that was up for a month and stopped its guests is not stopping now."""
+        assert not mass_stop([cause(at=2_600_000.0)] * 3, 120.0, 3)

@@ -1,0 +1,71 @@
+"""The generated pages of docs/ are what the code says."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from guestward import config
+from guestward.adapters.metrics import METRICS
+from guestward.model.events import all_events
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    path = ROOT / "tools" / "generate-docs"
+    loader = importlib.machinery.SourceFileLoader("generate_docs", str(path))
+    spec = importlib.util.spec_from_loader("generate_docs", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    before, written = sys.path[:], sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    loader.exec_module(module)
+    sys.path[:], sys.dont_write_bytecode = before, written
+    return module
+
+
+def test_docs_are_current(generator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generator.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_check_names_what_is_stale(generator: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generator.main([], tmp_path) == 0
+    assert generator.main(["--check"], tmp_path) == 0
+    (tmp_path / "docs" / "events.md").write_text("old")
+    (tmp_path / "docs" / "metrics.md").unlink()
+    capsys.readouterr()
+    assert generator.main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "docs/events.md is stale: run tools/generate-docs",
+        "docs/metrics.md is stale: run tools/generate-docs",
+    ]
+    assert (tmp_path / "docs" / "events.md").read_text() == "old"
+
+
+def test_everything_is_on_its_page(generator: ModuleType) -> None:
+    pages = generator.pages()
+    for event in all_events():
+        assert f"| `{event.name}` |" in pages["events.md"]
+    for metric in METRICS:
+        assert f"| `guestward_{metric.name}` |" in pages["metrics.md"]
+
+
+def test_the_defaults_are_toml_that_is_accepted(generator: ModuleType) -> None:
+    lines, page = [], generator.pages()["configuration.md"]
+    for line in page.splitlines():
+        if line.startswith("## `["):
+            lines.append(line.removeprefix("## `").removesuffix("`"))
+        elif line.startswith("| `") and not line.startswith("| `token_id`"):
+            key, default = (cell.strip().strip("`") for cell in line.split("|")[1:3])
+            lines.append(f"{key} = {default}" if default != "none" else f"# {key}")
+    lines.insert(1, 'token_id = "a@pve!agent"')
+    parsed = config.parse(tomllib.loads("\n".join(lines)), Path("x"))
+    assert parsed == config.Config(pve=config.PveSection(token_id="a@pve!agent"), file=Path("x"))

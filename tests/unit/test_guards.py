@@ -1,0 +1,424 @@
+"""The guard table: each guard alone, and for each ordered pair that the first of two that apply wins (DESIGN.md, Decide)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from guestward.model.decision import GUARD_MEANING, Closure, Gate, GateReason, Guard, Outcome
+from guestward.model.guest import GuestConfig, GuestId
+from guestward.model.memory import Attempt, Hold
+from guestward.model.observation import LostGrant, Observation, StorageState
+from guestward.model.reading import Unreadable
+from guestward.policy.guards import Case, decide, lost_texts, may_start, offline_storages
+from tests.unit.build import (
+    AT,
+    CT,
+    QUIET,
+    SCRATCH,
+    attempt,
+    case,
+    cause,
+    config,
+    hold,
+    host,
+    listed,
+    member,
+    memory,
+    observation,
+    resources,
+    rules,
+    task,
+    upid,
+    verdict,
+)
+
+# DESIGN.md's order. `unreadable` ("a guest whose configuration could not be read is left alone") stands before the first guard that
+# needs the configuration; `host_gate` after all that would tell more of this guest, before what counts as a look at a startable one.
+ORDER = (
+    "not_owned",
+    "scratch_band",
+    "template",
+    "running",
+    "unreadable",
+    "onboot_off",
+    "new_here",
+    "held",
+    "ha",
+    "locked",
+    "task",
+    "backup",
+    "backup_unknown",
+    "host_gate",
+    "unconfirmed",
+    "storage_offline",
+    "backoff",
+    "exhausted",
+    "start",
+)
+
+
+@dataclass
+class Scene:
+    """One guest with nothing in its way, to be spoilt by the guards' conditions."""
+
+    id: GuestId = CT
+    owned: bool = True
+    listed: dict[str, Any] = field(default_factory=dict)
+    running: bool = False
+    config: GuestConfig | Unreadable = field(default_factory=config)
+    tasks: list[Any] = field(default_factory=list)
+    witnesses: dict[str, Any] = field(default_factory=dict)
+    ha: dict[GuestId, str | None] = field(default_factory=dict)
+    storages: dict[str, StorageState] = field(default_factory=lambda: {"local": StorageState.AVAILABLE})
+    memory: dict[str, Any] = field(default_factory=dict)
+    attempts: int = 0
+    ended_ago: float = 10_000.0
+    gate: Gate = field(default_factory=Gate)
+    hold: tuple[Hold, float] | None = None
+
+    def case(self) -> Case:
+        guest = listed(self.id, running=self.running, **self.listed)
+        obs = Observation(
+            at=AT,
+            wall=0,
+            node="pve1",
+            token_id="t",
+            host=host(),
+            guests={self.id: guest},
+            members={self.id: member(self.id)} if self.owned else {},
+            tasks=tuple(self.tasks),
+            configs={self.id: self.config},
+            resources=resources(self.id, ha=self.ha, storages=self.storages),
+            backups=replace(QUIET, **self.witnesses),
+        )
+        made = tuple(attempt(number, ended=AT - self.ended_ago) for number in range(1, self.attempts + 1))
+        return Case(obs, guest, memory(self.id, attempts=made, **self.memory), rules(), self.gate, self.hold)
+
+    def configure(self, **values: Any) -> None:
+        assert isinstance(self.config, GuestConfig)
+        self.config = replace(self.config, **values)
+
+
+def _not_owned(scene: Scene) -> None:
+    scene.owned = False
+
+
+def _scratch_band(scene: Scene) -> None:
+    scene.id = SCRATCH
+
+
+def _template(scene: Scene) -> None:
+    scene.listed["template"] = True
+
+
+def _running(scene: Scene) -> None:
+    scene.running = True
+
+
+def _unreadable(scene: Scene) -> None:
+    scene.config = Unreadable("configuration: timeout")
+
+
+def _onboot_off(scene: Scene) -> None:
+    scene.configure(onboot=False)
+
+
+def _new_here(scene: Scene) -> None:
+    scene.memory["new"] = True
+
+
+def _held(scene: Scene) -> None:
+    scene.hold = (hold(scene.id.vmid), 60.0)
+
+
+def _ha(scene: Scene) -> None:
+    scene.ha[scene.id] = "started"
+
+
+def _locked(scene: Scene) -> None:
+    scene.listed["lock"] = "migrate"
+
+
+def _task(scene: Scene) -> None:
+    scene.tasks.append(task("vzconfig", str(scene.id.vmid)))
+
+
+def _backup(scene: Scene) -> None:
+    scene.tasks.append(task("vzdump"))
+
+
+def _backup_unknown(scene: Scene) -> None:
+    scene.witnesses["flock"] = Unreadable("permission denied")
+
+
+def _host_gate(scene: Scene) -> None:
+    scene.gate = Gate((Closure(GateReason.NO_QUORUM, "no quorum"),))
+
+
+def _unconfirmed(scene: Scene) -> None:
+    scene.memory["startable_since"] = AT - 29.9
+
+
+def _storage_offline(scene: Scene) -> None:
+    scene.configure(storages=frozenset({"local", "nas"}))
+    scene.storages["nas"] = StorageState.OFFLINE
+
+
+def _backoff(scene: Scene) -> None:
+    scene.attempts, scene.ended_ago = max(1, scene.attempts), 10.0
+
+
+def _exhausted(scene: Scene) -> None:
+    scene.attempts = 3
+
+
+def _start(scene: Scene) -> None:
+    """Nothing stands in the way: that is the untouched scene."""
+
+
+SPOIL: dict[str, Callable[[Scene], None]] = {name: globals()[f"_{name}"] for name in ORDER}
+ONE_OF_TWO = "the configuration was read or it was not, and only one that was read tells this"
+IMPOSSIBLE = {
+    ("unreadable", "onboot_off"): ONE_OF_TWO,
+    ("unreadable", "storage_offline"): ONE_OF_TWO,
+    ("backup", "backup_unknown"): "any yes is a yes; unknown is what remains without one",
+}
+IMPOSSIBLE |= {(name, "start"): "start is what is said when no guard applies" for name in ORDER[:-1]}
+PAIRS = [pair for pair in combinations(ORDER, 2) if pair not in IMPOSSIBLE]
+
+
+def test_the_guards_are_asked_in_the_order_of_the_design() -> None:
+    assert tuple(Guard) == ORDER
+    assert set(GUARD_MEANING) == set(Guard)
+
+
+def test_every_ordered_pair_is_shown_or_is_impossible_for_a_reason() -> None:
+    assert len(PAIRS) + len(IMPOSSIBLE) == len(ORDER) * (len(ORDER) - 1) // 2
+    assert all(IMPOSSIBLE.values())
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_guard_alone_decides_and_says_what_it_saw(name: str) -> None:
+    scene = Scene()
+    SPOIL[name](scene)
+    decision = decide(scene.case())
+    assert decision.guard == name
+    assert [v.guard for v in decision.verdicts if v.applies] == [name]
+    assert decision.evidence == verdict(decision, name).evidence
+    assert all(v.evidence for v in decision.verdicts)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=[f"{a}>{b}" for a, b in PAIRS])
+def test_of_two_guards_that_apply_the_first_wins(first: str, second: str) -> None:
+    scene = Scene()
+    for name in (first, second):
+        SPOIL[name](scene)
+    decision = decide(scene.case())
+    assert decision.guard == first
+    if first == "running":  # nothing is asked of a running guest, so the second is shown to apply to the same guest stopped
+        scene.running = False
+        decision = decide(scene.case())
+    assert verdict(decision, second).applies
+
+
+def test_a_running_guest_is_asked_nothing_more() -> None:
+    """I2: what is known of a running guest, or missing, can lead to nothing."""
+    scene = Scene(running=True)
+    assert [v.guard for v in decide(scene.case()).verdicts] == ["running"]
+
+
+def test_an_excluded_guest_is_not_owned() -> None:
+    decision = decide(case(rules=rules(exclude=[101])))
+    assert (decision.guard, "excluded" in decision.evidence) == (Guard.NOT_OWNED, True)
+
+
+@pytest.mark.parametrize(("vmid", "inside"), [(989999, False), (990000, True), (990005, True), (990009, True), (990010, False)])
+def test_the_scratch_band_has_both_its_ends(vmid: int, inside: bool) -> None:
+    decision = decide(Scene(id=GuestId(CT.kind, vmid)).case())
+    assert decision.guard == ("scratch_band" if inside else "start")
+
+
+def test_a_template_is_one_even_if_only_the_configuration_says_so() -> None:
+    """C24: the list's flag may be missing."""
+    assert decide(Scene(config=config(template=True)).case()).guard is Guard.TEMPLATE
+
+
+def test_running_without_a_pid_is_not_stopped_either() -> None:
+    """Recorded: a false `running` of 0.1 s, and `running` without a pid while a stop ends; neither may be started."""
+    assert decide(Scene(running=True, listed={"pid": None, "uptime": 0}).case()).guard is Guard.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("state", "guard"),
+    [(None, "ha"), ("started", "ha"), ("stopped", "ha"), ("error", "ha"), ("", "ha"), ("ignored", "start")],
+)
+def test_any_hastate_but_ignored_is_ha(state: str | None, guard: str) -> None:
+    """C12: a null state is a managed guest (pve-facts A1)."""
+    decision = decide(Scene(ha={CT: state}).case())
+    assert decision.guard == guard
+    assert ("null" in decision.evidence) == (state is None)
+
+
+@pytest.mark.parametrize(
+    "seen", [Unreadable("timeout"), resources(SCRATCH)], ids=["resources unreadable", "resources do not list the guest"]
+)
+def test_a_guest_of_which_nobody_can_say_whether_it_is_in_ha_is_left_to_ha(seen: Any) -> None:
+    assert decide(case(obs=observation(resources=seen))).guard is Guard.HA
+
+
+def test_a_start_that_was_handed_to_ha_is_never_repeated() -> None:
+    known = memory(attempts=(attempt(outcome=Outcome.HANDED_TO_HA),))
+    decision = decide(case(memory=known))
+    assert (decision.guard, "hastart" in decision.evidence) == (Guard.HA, True)
+
+
+@pytest.mark.parametrize("lock", ["backup", "migrate", "suspended", "mounted", "frobnicate"])
+def test_any_lock_in_list_or_configuration_is_a_lock(lock: str) -> None:
+    """C22, C23, I3: a value that PVE does not have today is a lock like any other."""
+    assert decide(Scene(listed={"lock": lock}).case()).guard is Guard.LOCKED
+    assert decide(Scene(config=config(lock=lock)).case()).guard is Guard.LOCKED
+
+
+def test_our_own_start_under_way_is_a_task() -> None:
+    own = Attempt(1, AT - 5, AT + 115)
+    decision = decide(case(memory=memory(attempts=(own,))))
+    assert (decision.guard, "own start" in decision.evidence) == (Guard.TASK, True)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (task("qmconfig", "1010"), "another guest's VMID that begins alike"),
+        (task("aptupdate", ""), "a task of the node"),
+        (task("vzstart", "102"), "another guest's task"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_tasks_of_others_are_no_reason(other: Any, why: str) -> None:
+    assert decide(case(obs=observation(tasks=(other,)))).guard is Guard.START, why
+
+
+def test_an_unreadable_task_list_is_no_task_but_an_unknown_backup() -> None:
+    """C02."""
+    decision = decide(case(obs=observation(tasks=Unreadable("without Sys.Audit"))))
+    assert (decision.guard, "Sys.Audit" in decision.evidence) == (Guard.BACKUP_UNKNOWN, True)
+    assert "cannot tell" in verdict(decision, Guard.TASK).evidence
+
+
+@pytest.mark.parametrize("state", [StorageState.UNKNOWN, StorageState.AVAILABLE, None])
+def test_a_storage_that_is_not_known_to_be_offline_does_not_block(state: StorageState | None) -> None:
+    states = {} if state is None else {"local": state}
+    found = case(obs=observation(resources=resources(storages=states)))
+    assert decide(found).guard is Guard.START
+    assert offline_storages(found) == frozenset()
+
+
+def test_an_offline_storage_that_the_guest_does_not_need_does_not_block() -> None:
+    states = {"local": StorageState.AVAILABLE, "nas": StorageState.OFFLINE}
+    assert decide(case(obs=observation(resources=resources(storages=states)))).guard is Guard.START
+
+
+def test_no_storage_is_offline_where_nothing_could_be_read() -> None:
+    assert offline_storages(case(obs=observation(resources=Unreadable("timeout")))) == frozenset()
+
+
+def test_the_second_look_decides_at_the_full_30_s() -> None:
+    assert decide(case(memory=memory(startable_since=AT - 29.9))).guard is Guard.UNCONFIRMED
+    assert decide(case(memory=memory(startable_since=AT - 30))).guard is Guard.START
+    assert decide(case(memory=memory(startable_since=None))).guard is Guard.UNCONFIRMED
+
+
+@pytest.mark.parametrize(("made", "wait"), [(1, 60), (2, 120), (3, 240)])
+def test_each_attempt_is_followed_by_its_own_wait(made: int, wait: float) -> None:
+    """1 min, 2 min, 4 min after the end of each, to the second."""
+    for passed, guard in ((wait - 0.1, Guard.BACKOFF), (wait, Guard.EXHAUSTED if made == 3 else Guard.START)):
+        known = memory(attempts=tuple(attempt(n, ended=AT - passed) for n in range(1, made + 1)))
+        assert decide(case(memory=known)).guard is guard
+
+
+def test_the_last_wait_repeats_for_more_attempts_than_waits() -> None:
+    known = memory(attempts=tuple(attempt(n, ended=AT - 239) for n in range(1, 6)))
+    assert decide(case(memory=known, rules=rules(attempts=9))).guard is Guard.BACKOFF
+
+
+class TestOperatorStop:
+    """`operator_stop = "hold"`: a stop through PVE holds a guest until it runs, is re-armed or its configuration changes."""
+
+    holds = rules(operator_stop="hold")
+
+    def guard(self, **known: Any) -> Guard:
+        return decide(case(memory=memory(**known), rules=self.holds)).guard
+
+    def test_a_stop_by_a_person_holds(self) -> None:
+        assert self.guard(cause=cause("vzshutdown")) is Guard.HELD
+
+    def test_a_crash_does_not_hold(self) -> None:
+        assert self.guard(cause=None) is Guard.START
+
+    def test_the_shutdown_of_a_backup_does_not_hold(self) -> None:
+        assert self.guard(cause=cause("qmshutdown", by_vzdump=True)) is Guard.START
+
+    def test_a_reboot_does_not_hold(self) -> None:
+        assert self.guard(cause=cause("vzreboot")) is Guard.START
+
+    def test_a_history_that_could_not_be_read_holds(self) -> None:
+        """Unknown is not no."""
+        assert self.guard(cause_read=False) is Guard.HELD
+
+    def test_by_default_onboot_decides(self) -> None:
+        """C09: the mission is to start it; who stopped it is for the log."""
+        assert decide(case(memory=memory(cause=cause()))).guard is Guard.START
+
+
+class TestNextStep:
+    """`next_at`: when the next step comes if nothing changes."""
+
+    def test_of_a_hold_is_its_end(self) -> None:
+        assert decide(case(hold=(hold(101), 90.0))).next_at == AT + 90
+
+    def test_of_a_stop_that_holds_is_nothing(self) -> None:
+        assert decide(case(memory=memory(cause=cause()), rules=rules(operator_stop="hold"))).next_at is None
+
+    def test_of_a_gate_is_the_latest_known_end(self) -> None:
+        closures = (Closure(GateReason.HOLD, "held", AT + 10), Closure(GateReason.MASS_STOP, "many", AT + 900))
+        assert decide(case(gate=Gate(closures))).next_at == AT + 900
+
+    def test_of_a_gate_without_a_known_end_is_nothing(self) -> None:
+        closures = (Closure(GateReason.HOLD, "held", AT + 10), Closure(GateReason.NO_QUORUM, "no quorum"))
+        assert decide(case(gate=Gate(closures))).next_at is None
+
+    def test_of_a_guest_seen_stopped_once_is_the_second_look(self) -> None:
+        assert decide(case(memory=memory(startable_since=AT - 10))).next_at == AT + 20
+        assert decide(case(memory=memory(startable_since=None))).next_at == AT + 30
+
+    def test_of_a_wait_is_its_end(self) -> None:
+        assert decide(case(memory=memory(attempts=(attempt(ended=AT - 10),)))).next_at == AT + 50
+
+    def test_of_a_start_is_now_and_of_the_others_unknown(self) -> None:
+        assert decide(case()).next_at == AT
+        assert decide(Scene(listed={"lock": "backup"}).case()).next_at is None
+
+
+def test_witnesses_are_asked_only_for_a_guest_that_might_be_started() -> None:
+    """Six calls at most: HA, storages and backup witnesses cost one, and only a candidate needs them."""
+    before = ("not_owned", "scratch_band", "template", "running", "unreadable", "onboot_off", "new_here", "held")
+    for name in ORDER:
+        scene = Scene()
+        SPOIL[name](scene)
+        assert may_start(scene.case()) == (name not in before), name
+
+
+def test_missing_grants_are_named_with_their_path() -> None:
+    text = lost_texts((LostGrant("/nodes/pve1", "Sys.Audit"), LostGrant("/storage", "Datastore.Audit")))
+    assert text == "Sys.Audit on /nodes/pve1, Datastore.Audit on /storage"
+
+
+def test_a_backup_of_this_guest_alone_is_told_with_its_vmid() -> None:
+    found = task("vzdump", "101", pid=upid("x").pid)
+    decision = decide(case(obs=observation(tasks=(found,))))
+    assert (decision.guard, "101" in decision.evidence) == (Guard.BACKUP, True)

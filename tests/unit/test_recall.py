@@ -1,0 +1,497 @@
+"""What is remembered of a guest: history, stability, who is new, and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guestward.model.decision import Decision, Guard, Outcome
+from guestward.model.events import Level, Notice
+from guestward.model.guest import GuestConfig, GuestKind, ListedGuest
+from guestward.model.memory import Attempt, GuestMemory
+from guestward.model.observation import Member, NodeNames, Observation, StorageState
+from guestward.model.reading import Unreadable
+from guestward.policy.guards import decide
+from guestward.policy.recall import (
+    Recalled,
+    after_boot,
+    first_seen,
+    not_working_state,
+    rearmed_by_operator,
+    recall,
+    settle,
+    storages_back,
+)
+from tests.unit.build import (
+    AT,
+    CT,
+    SCRATCH,
+    VM,
+    attempt,
+    case,
+    cause,
+    config,
+    host,
+    listed,
+    member,
+    memory,
+    observation,
+    resources,
+    rules,
+    task,
+)
+
+TRIED = (attempt(1), attempt(2))
+RULES = rules()
+
+
+def see(known: GuestMemory, guest: ListedGuest | None = None, **seen: Any) -> Recalled:
+    guest = listed(known.id) if guest is None else guest
+    return recall(known, guest, observation(guest, **seen), RULES)
+
+
+def runs(known: GuestMemory, *, at: float = AT, uptime: int = 3600, **seen: Any) -> GuestMemory:
+    return see(known, listed(known.id, running=True, uptime=uptime, **seen), at=at).memory
+
+
+def events(recalled: Recalled) -> list[str]:
+    return [notice.event.name for notice in recalled.notices]
+
+
+def fields(notice: Notice) -> dict[str, object]:
+    return dict(notice.fields)
+
+
+class TestHistory:
+    """Attempts are forgotten when the guest ran stably, at a host boot, by `rearm`, by a change of configuration, or of its storage."""
+
+    @pytest.mark.parametrize(
+        ("uptime", "watched_for", "kept"),
+        [(599, 700, True), (600, 599, True), (600, 600, False), (86400, 599, True), (86400, 600, False)],
+    )
+    def test_running_for_ten_minutes_under_our_eyes(self, uptime: int, watched_for: float, kept: bool) -> None:
+        """A long uptime alone is no proof, since a flap may lie between two looks; nor is a long watch of a short uptime."""
+        known = memory(attempts=TRIED, given_up=True, running=True, stable_since=AT - watched_for)
+        found = runs(known, uptime=uptime)
+        assert (found.attempts, found.given_up) == ((TRIED, True) if kept else ((), False))
+
+    def test_a_short_life_is_no_recovery(self) -> None:
+        """C07."""
+        found = runs(memory(attempts=TRIED), uptime=30)
+        assert found.attempts == TRIED
+        assert see(found).memory.attempts == TRIED
+
+    def test_a_restart_between_two_looks_begins_the_ten_minutes_anew(self) -> None:
+        known = memory(attempts=TRIED, running=True, stable_since=AT - 599)
+        again = runs(known, uptime=10)
+        assert again.stable_since == AT - 10
+        assert runs(again, at=AT + 589, uptime=599).attempts == TRIED
+        assert runs(again, at=AT + 590, uptime=600).attempts == ()
+
+    def test_uptimes_that_are_whole_seconds_do_not_move_the_ten_minutes(self) -> None:
+        known = memory(running=True, stable_since=AT - 100)
+        assert runs(known, uptime=99).stable_since == AT - 100
+
+    @pytest.mark.parametrize("unsteady", [{"lock": "backup"}, {"pid": None}], ids=["locked", "without a pid"])
+    def test_locked_or_without_a_process_is_not_stable(self, unsteady: dict[str, Any]) -> None:
+        known = memory(attempts=TRIED, running=True, stable_since=AT - 6000)
+        found = runs(known, **unsteady)
+        assert (found.attempts, found.stable_since) == (TRIED, None)
+
+    def test_a_guest_that_does_not_work_is_not_stable(self) -> None:
+        known = memory(VM, attempts=TRIED, running=True, stable_since=AT - 6000, not_working="io-error", suspect="io-error")
+        guest = listed(VM, running=True)
+        assert see(known, guest, members={VM: member(VM, "io-error")}).memory.attempts == TRIED
+
+    def test_an_attempt_under_way_is_not_forgotten(self) -> None:
+        flight = (*TRIED, Attempt(3, AT - 5, AT + 115))
+        assert runs(memory(attempts=flight, stable_since=AT - 6000)).attempts == flight
+
+    def test_a_host_boot_forgets_all_but_who_it_is(self) -> None:
+        known = memory(attempts=TRIED, given_up=True, new=True, cause=cause(), announced=(Guard.EXHAUSTED,), stable_since=5.0)
+        found = after_boot(known)
+        assert found == GuestMemory(CT, name="guest101", owned=True, identity="identity", ran=True)
+
+    def test_a_change_of_configuration_rearms_and_says_so(self) -> None:
+        known = memory(attempts=TRIED, given_up=True, cause=cause(), announced=(Guard.UNCONFIRMED, Guard.BACKOFF, Guard.EXHAUSTED))
+        found = see(known, configs={CT: config(fingerprint="other")})
+        assert (found.memory.attempts, found.memory.given_up, found.memory.cause) == ((), False, None)
+        assert found.memory.announced == (Guard.UNCONFIRMED,)
+        assert (found.memory.fingerprint, events(found)) == ("other", ["rearmed"])
+
+    def test_a_change_without_a_history_is_not_worth_a_word(self) -> None:
+        found = see(memory(), configs={CT: config(fingerprint="other")})
+        assert (found.memory.fingerprint, events(found)) == ("other", [])
+
+    def test_a_change_during_an_attempt_is_seen_after_it(self) -> None:
+        flight = (*TRIED, Attempt(3, AT - 5, AT + 115))
+        found = see(memory(attempts=flight), configs={CT: config(fingerprint="other")})
+        assert (found.memory.attempts, events(found)) == (flight, [])
+        ended = replace(found.memory, attempts=(*TRIED, attempt(3)))
+        assert events(see(ended, configs={CT: config(fingerprint="other")})) == ["rearmed"]
+
+    def test_the_same_configuration_changes_nothing(self) -> None:
+        found = see(memory(attempts=TRIED))
+        assert (found.memory.attempts, events(found)) == (TRIED, [])
+
+    def test_a_configuration_that_could_not_be_read_changes_nothing(self) -> None:
+        found = see(memory(attempts=TRIED), configs={CT: Unreadable("timeout")})
+        assert (found.memory.attempts, found.memory.identity, events(found)) == (TRIED, "identity", [])
+
+    def test_rearm_gives_all_attempts_and_says_so_even_if_there_was_nothing_to_forget(self) -> None:
+        known = memory(attempts=TRIED, given_up=True, new=True, cause=cause())
+        found = rearmed_by_operator(known)
+        assert (found.memory.attempts, found.memory.given_up, found.memory.new, found.memory.cause) == ((), False, False, None)
+        assert events(found) == ["rearmed"]
+        assert events(rearmed_by_operator(memory())) == ["rearmed"]
+
+    def test_rearm_during_an_attempt_makes_it_the_first(self) -> None:
+        found = rearmed_by_operator(memory(attempts=(*TRIED, Attempt(3, AT - 5, AT + 115)))).memory
+        assert [a.number for a in found.attempts] == [1]
+        assert found.in_flight is not None
+
+
+class TestStorageBack:
+    """C17: what rearms is that the storage is seen back, and not time."""
+
+    blocked = memory(attempts=TRIED, given_up=True, blocked_storages=frozenset({"nas"}))
+
+    def back(self, known: GuestMemory, state: StorageState | None) -> Recalled:
+        states = {} if state is None else {"nas": state}
+        return storages_back(known, observation(resources=resources(storages=states)))
+
+    def test_seen_back(self) -> None:
+        found = self.back(self.blocked, StorageState.AVAILABLE)
+        assert (found.memory.attempts, found.memory.blocked_storages, events(found)) == ((), frozenset(), ["rearmed"])
+
+    @pytest.mark.parametrize("state", [StorageState.OFFLINE, StorageState.UNKNOWN, None])
+    def test_not_seen_back(self, state: StorageState | None) -> None:
+        assert self.back(self.blocked, state) == Recalled(self.blocked)
+
+    def test_not_read(self) -> None:
+        assert storages_back(self.blocked, observation(resources=Unreadable("timeout"))) == Recalled(self.blocked)
+
+    def test_none_was_missing(self) -> None:
+        known = memory(attempts=TRIED)
+        assert self.back(known, StorageState.AVAILABLE) == Recalled(known)
+
+    def test_one_of_two_is_back_and_no_attempt_was_made(self) -> None:
+        known = memory(blocked_storages=frozenset({"nas", "san"}))
+        found = self.back(known, StorageState.AVAILABLE)
+        assert (found.memory.blocked_storages, events(found)) == (frozenset({"san"}), [])
+
+    def test_which_storage_keeps_it_down_is_remembered(self) -> None:
+        obs = observation(
+            configs={CT: config(storages=frozenset({"nas", "local"}))},
+            resources=resources(storages={"nas": StorageState.OFFLINE, "local": StorageState.AVAILABLE}),
+        )
+        found = settle(memory(), decide(case(obs=obs)), obs, RULES, ran_before=False)
+        assert found.memory.blocked_storages == {"nas"}
+
+
+class TestNewHere:
+    """`new_here`: appeared on this node while we watched, and has not run here."""
+
+    def test_the_first_sweep_finds_none_and_a_later_one_does(self) -> None:
+        assert not first_seen(CT, watched=False).new
+        assert first_seen(CT, watched=True).new
+
+    def test_it_ends_when_it_runs(self) -> None:
+        known = first_seen(CT, watched=True)
+        assert see(known).memory.new
+        assert runs(known, pid=None).new
+        found = runs(known)
+        assert (found.new, found.ran) == (False, True)
+        assert not see(found).memory.new
+
+    def test_it_ends_at_a_host_boot_and_by_rearm(self) -> None:
+        known = first_seen(CT, watched=True)
+        assert not after_boot(known).new
+        assert not rearmed_by_operator(known).memory.new
+
+    def test_another_guest_with_the_vmid_is_new_and_its_predecessors_history_is_not_its_own(self) -> None:
+        known = memory(attempts=TRIED, given_up=True)
+        found = see(known, configs={CT: config(identity="other", fingerprint="f2")})
+        assert (found.memory.new, found.memory.attempts, found.memory.ran, found.memory.identity) == (True, (), False, "other")
+        assert events(found) == ["guest_forgotten"]
+
+    def test_a_guest_whose_identity_is_learned_for_the_first_time_is_not_new(self) -> None:
+        found = see(memory(identity="", fingerprint=""))
+        assert (found.memory.new, found.memory.identity, events(found)) == (False, "identity", [])
+
+    @pytest.mark.parametrize("lock", ["create", "import", "clone"])
+    def test_a_guest_that_is_being_created_is_another_than_had_its_vmid_before(self, lock: str) -> None:
+        """A container's restore keeps volume names and MACs, so the lock is what tells."""
+        found = see(memory(attempts=TRIED), listed(lock=lock)).memory
+        assert (found.new, found.attempts, found.ran, found.identity) == (True, (), False, "")
+
+    @pytest.mark.parametrize("lock", ["backup", "migrate", "snapshot", "rollback", "disk"])
+    def test_other_locks_make_no_new_guest(self, lock: str) -> None:
+        found = see(memory(attempts=TRIED), listed(lock=lock)).memory
+        assert (found.new, found.attempts) == (False, TRIED)
+
+    def test_a_running_guest_under_such_a_lock_is_itself(self) -> None:
+        assert not runs(memory(), lock="clone").new
+
+    @pytest.mark.parametrize(
+        ("kind", "before", "after"),
+        [
+            (
+                GuestKind.LXC,
+                {"rootfs": "local:vm-101-disk-0", "net0": "hwaddr=BC:24:11:00:00:01"},
+                {"rootfs": "local:vm-101-disk-0", "net0": "hwaddr=BC:24:11:00:00:01", "net1": "hwaddr=BC:24:11:00:00:07"},
+            ),
+            (
+                GuestKind.QEMU,
+                {"smbios1": "uuid=7f0c1a52", "vmgenid": "a", "meta": "ctime=1"},
+                {"smbios1": "uuid=7f0c1a52", "vmgenid": "b", "meta": "ctime=1"},
+            ),
+        ],
+        ids=["a container got a second card", "a VM was rolled back and started again between two looks"],
+    )
+    def test_a_guest_that_ran_until_now_is_not_new_because_its_configuration_was_changed_while_it_ran(
+        self, kind: GuestKind, before: dict[str, str], after: dict[str, str]
+    ) -> None:
+        """`new_here` ends when it runs, and this one ran with that very file under /etc/pve before it crashed.
+
+        A file that was changed since the guest was last seen running may be another guest's.
+        """
+        old, new = GuestConfig.from_api(kind, before), GuestConfig.from_api(kind, after)
+        id = CT if kind is GuestKind.LXC else VM
+        known = memory(id, identity=old.identity, fingerprint=old.fingerprint, running=True, down_since=None)
+        seen = host(names=NodeNames({id: "second stamp"}, {}))
+        known = see(known, listed(id, running=True), host=seen).memory
+        assert not see(known, configs={id: new}, host=seen).memory.new
+        assert see(known, configs={id: new}, host=host(names=NodeNames({id: "third stamp"}, {}))).memory.new
+
+
+class TestEpisode:
+    """`guest_down` opens an episode, `guest_waiting` names each further guard once, `guest_up` ends it."""
+
+    def told(self, known: GuestMemory, guard: Guard, *, ran_before: bool = True) -> Recalled:
+        decision = Decision(CT, "guest101", guard, "evidence", ())
+        return settle(known, decision, observation(), RULES, ran_before=ran_before)
+
+    def test_each_guard_is_told_once(self) -> None:
+        known, lines = memory(announced=()), []
+        for guard in (Guard.TASK, Guard.TASK, Guard.BACKUP, Guard.UNCONFIRMED, Guard.TASK, Guard.BACKUP, Guard.START):
+            found = self.told(known, guard)
+            known = found.memory
+            lines += [(notice.event.name, notice.guard) for notice in found.notices]
+        assert lines == [("guest_down", "task"), ("guest_waiting", "backup"), ("guest_waiting", "unconfirmed")]
+
+    def test_a_guest_that_was_switched_off_is_told_once_and_one_that_is_off_never(self) -> None:
+        assert events(self.told(memory(), Guard.ONBOOT_OFF)) == ["guest_down"]
+        assert events(self.told(memory(), Guard.ONBOOT_OFF, ran_before=False)) == []
+
+    @pytest.mark.parametrize("guard", [Guard.NOT_OWNED, Guard.SCRATCH_BAND, Guard.TEMPLATE, Guard.RUNNING])
+    def test_guests_out_of_scope_and_running_ones_are_no_episode(self, guard: Guard) -> None:
+        known = memory(startable_since=None)
+        assert self.told(known, guard) == Recalled(known)
+
+    def test_the_line_says_who_stopped_it_or_that_nobody_knows(self) -> None:
+        """C09, C110."""
+        for known, words in (
+            (memory(cause=cause(user="alice@pve")), "alice@pve"),
+            (memory(cause=None), "no stop task"),
+            (memory(cause_read=False), "could not be read"),
+        ):
+            assert words in str(fields(self.told(known, Guard.UNCONFIRMED).notices[0])["cause"])
+
+    def test_a_look_in_which_something_stands_in_the_way_is_none_at_a_startable_guest(self) -> None:
+        assert self.told(memory(), Guard.BACKUP).memory.startable_since is None
+        assert self.told(memory(startable_since=None), Guard.UNCONFIRMED).memory.startable_since == AT
+        assert self.told(memory(startable_since=AT - 9), Guard.BACKOFF).memory.startable_since == AT - 9
+
+    def test_it_ends_when_it_runs_again(self) -> None:
+        known = memory(announced=(Guard.UNCONFIRMED,), down_since=AT - 75, cause=cause())
+        found = see(known, listed(running=True))
+        assert (events(found), fields(found.notices[0])) == (["guest_up"], {"down_s": 75})
+        assert (found.memory.announced, found.memory.down_since, found.memory.cause_read) == ((), None, False)
+
+    def test_a_stop_of_which_nothing_was_told_ends_without_a_word(self) -> None:
+        assert events(see(memory(announced=()), listed(running=True))) == []
+
+    def test_our_own_start_tells_its_own_end(self) -> None:
+        known = memory(announced=(Guard.UNCONFIRMED,), attempts=(Attempt(1, AT - 2, AT + 118),))
+        assert events(see(known, listed(running=True))) == []
+
+    def test_the_first_look_at_a_stopped_guest_begins_its_time_down(self) -> None:
+        found = see(memory(down_since=None, running=True)).memory
+        assert (found.running, found.down_since) == (False, AT)
+        assert see(memory(down_since=AT - 500)).memory.down_since == AT - 500
+
+    def test_a_guest_under_a_lock_of_creation_is_told_once(self) -> None:
+        """C100: a restore into the pool takes an hour, and is not news every minute."""
+        known, lines = memory(identity="", ran=False, new=True), 0
+        for minute in range(5):
+            obs = observation(listed(lock="create"), at=AT + 60 * minute)
+            seen = recall(known, obs.guests[CT], obs, RULES)
+            found = settle(seen.memory, decide(case(obs=obs, memory=seen.memory)), obs, RULES, ran_before=False)
+            known, lines = found.memory, lines + len(seen.notices) + len(found.notices)
+        assert lines == 1
+
+
+class TestGivenUp:
+    """Exactly one ERROR, with the last reason (C18)."""
+
+    def exhausted(self, known: GuestMemory) -> Recalled:
+        return settle(known, decide(case(memory=known)), observation(), RULES, ran_before=False)
+
+    def test_once(self) -> None:
+        known = memory(attempts=(*TRIED, attempt(3, reason="Cannot allocate memory")), announced=(Guard.UNCONFIRMED,))
+        found = self.exhausted(known)
+        last = found.notices[-1]
+        assert (events(found), last.level, last.guard) == (["guest_waiting", "given_up"], Level.ERROR, "exhausted")
+        assert fields(last) == {"attempts": 3, "reason": "Cannot allocate memory"}
+        assert found.memory.given_up
+        assert events(self.exhausted(found.memory)) == []
+
+
+class TestBackupWait:
+    """Waiting longer than 3 h for a backup is one WARN."""
+
+    def wait(self, known: GuestMemory, at: float, guest: ListedGuest | None = None, guard: Guard = Guard.BACKUP) -> Recalled:
+        obs = observation(guest, at=at)
+        return settle(known, Decision(CT, "guest101", guard, "vzdump", ()), obs, RULES, ran_before=False)
+
+    @pytest.mark.parametrize(("guard", "lock"), [(Guard.BACKUP, None), (Guard.BACKUP_UNKNOWN, None), (Guard.LOCKED, "backup")], ids=str)
+    def test_once_after_3_h(self, guard: Guard, lock: str | None) -> None:
+        known, warned = memory(announced=tuple(Guard)), []
+        for hours in (0, 1, 2.99, 3, 3.1, 9):
+            found = self.wait(known, AT + hours * 3600, listed(lock=lock), guard)
+            known = found.memory
+            warned += [hours for name in events(found) if name == "backup_wait_long"]
+        assert warned == [3]
+
+    def test_a_wait_that_ended_begins_anew(self) -> None:
+        known = self.wait(memory(announced=tuple(Guard)), AT).memory
+        known = self.wait(known, AT + 7200, guard=Guard.UNCONFIRMED).memory
+        assert known.backup_since is None
+        assert self.wait(known, AT + 3 * 3600).notices == ()
+
+    def test_another_lock_is_no_wait_for_a_backup(self) -> None:
+        found = self.wait(memory(announced=tuple(Guard), backup_since=AT - 90_000), AT, listed(lock="migrate"), Guard.LOCKED)
+        assert (found.notices, found.memory.backup_since) == ((), None)
+
+
+class TestNotWorking:
+    """A guest that runs but does not work: one WARN when seen twice, never touched (C21)."""
+
+    def look(self, known: GuestMemory, state: str, **seen: Any) -> Recalled:
+        members = {known.id: member(known.id, state)} if state != "none" else {}
+        return see(known, listed(known.id, running=True, **seen.pop("guest", {})), members=members, **seen)
+
+    @pytest.mark.parametrize("state", ["paused", "io-error", "internal-error", "prelaunch", "guest-panicked", "shutdown"])
+    def test_told_once_when_seen_twice_and_once_when_it_is_over(self, state: str) -> None:
+        known, lines = memory(VM, running=True, down_since=None), []
+        for now in (state, state, state, "running", "running"):
+            found = self.look(known, now)
+            known, lines = found.memory, [*lines, *events(found)]
+        assert lines == ["not_working", "working_again"]
+
+    def test_another_state_in_between_is_not_twice(self) -> None:
+        """pvestatd's word may be 10 s old."""
+        known = memory(VM, running=True, down_since=None)
+        for now in ("prelaunch", "running", "prelaunch", "paused"):
+            found = self.look(known, now)
+            known = found.memory
+            assert found.notices == ()
+
+    @pytest.mark.parametrize("state", ["running", "", "unknown", "stopped"])
+    def test_no_finding(self, state: str) -> None:
+        assert self.look(memory(VM, suspect=state, running=True), state).memory.suspect == ""
+        guest = listed(VM, running=True)
+        assert not_working_state(guest, observation(guest, members={})) == ""
+
+    @pytest.mark.parametrize(
+        "busy", [{"guest": {"lock": "backup"}}, {"tasks": (task("qmstart", "201"),)}, {"tasks": (task("vzdump"),)}], ids=str
+    )
+    def test_a_step_of_somebodys_work_is_no_finding(self, busy: dict[str, Any]) -> None:
+        """A backup of a stopped VM runs it in `prelaunch` (pve-facts C4)."""
+        assert self.look(memory(VM, suspect="prelaunch", running=True), "prelaunch", **busy).notices == ()
+
+    def test_a_frozen_container_is_one(self) -> None:
+        guest = listed(running=True)
+        assert not_working_state(guest, observation(guest, frozen=frozenset({101}))) == "frozen"
+        assert not_working_state(guest, observation(guest, frozen=frozenset({102}))) == ""
+        assert not_working_state(guest, observation(guest, frozen=Unreadable("no cgroup"))) == ""
+
+    def test_where_tasks_cannot_be_read_it_is_judged_all_the_same(self) -> None:
+        guest = listed(VM, running=True)
+        found = not_working_state(guest, observation(guest, tasks=Unreadable("x"), members={VM: member(VM, "paused")}))
+        assert found == "paused"
+
+    def test_a_guest_that_is_not_ours_is_none_of_our_business(self) -> None:
+        guest = listed(SCRATCH, running=True)
+        obs = observation(guest, members={}, frozen=frozenset({SCRATCH.vmid}))
+        assert recall(memory(SCRATCH, suspect="frozen"), guest, obs, RULES).notices == ()
+
+    def test_what_is_seen_of_a_stopped_guest_is_forgotten(self) -> None:
+        found = see(memory(VM, suspect="paused", not_working="paused"), listed(VM)).memory
+        assert (found.suspect, found.not_working) == ("", "")
+
+
+@given(
+    running=st.booleans(),
+    pid=st.sampled_from([None, 4711]),
+    uptime=st.integers(0, 2000),
+    lock=st.sampled_from([None, "backup", "create"]),
+    state=st.sampled_from(["running", "paused"]),
+    owned=st.booleans(),
+    known=st.fixed_dictionaries(
+        {},
+        optional={
+            "running": st.just(True),
+            "down_since": st.none(),
+            "ran": st.booleans(),
+            "new": st.booleans(),
+            "away": st.booleans(),
+            "owned": st.booleans(),
+            "name": st.sampled_from(["guest201", "old"]),
+            "attempts": st.just(TRIED),
+            "suspect": st.just("paused"),
+            "stable_since": st.sampled_from([None, AT - 1000, AT - 1]),
+            "announced": st.just((Guard.TASK,)),
+        },
+    ),
+)
+def test_the_short_way_for_guests_that_run_on_as_they_did_leads_to_the_same(
+    running: bool, pid: int | None, uptime: int, lock: str | None, state: str, owned: bool, known: dict[str, Any]
+) -> None:
+    """Nothing that the long way would see may be missed by the short one."""
+    known = ({"running": True, "down_since": None, "startable_since": None} if running else {}) | known
+    if known.get("running"):
+        known |= {"down_since": None, "startable_since": None, "announced": (), "cause_read": False}
+    guest = listed(VM, running=running, lock=lock, **({"pid": pid, "uptime": uptime} if running else {}))
+    obs = observation(guest, members={VM: member(VM, state)} if owned else {})
+    with pytest.MonkeyPatch.context() as patch:
+        short = recall(memory(VM, **known), guest, obs, RULES)
+        patch.setattr("guestward.policy.recall._as_before", lambda *_: False)
+        assert recall(memory(VM, **known), guest, obs, RULES) == short
+
+
+def test_a_guest_that_came_back_is_no_longer_away_and_belongs_to_whom_the_pool_says() -> None:
+    obs: Observation = observation(members={})
+    found = recall(memory(away=True), obs.guests[CT], obs, RULES).memory
+    assert (found.away, found.owned) == (False, False)
+    assert see(memory(owned=False)).memory.owned
+
+
+def test_the_name_is_the_one_that_the_list_has_now() -> None:
+    assert see(memory(name="old")).memory.name == "guest101"
+
+
+def test_a_member_on_another_node_is_not_what_runs_here() -> None:
+    """The state of a namesake elsewhere says nothing of this guest."""
+    guest = listed(VM, running=True)
+    assert not_working_state(guest, observation(guest, members={CT: Member(CT, "pve2", "guestward", "paused")})) == ""
+
+
+def test_the_outcome_of_an_attempt_is_the_guests_until_it_ran_stably() -> None:
+    known = memory(attempts=(attempt(1, outcome=Outcome.STARTED),))
+    assert see(known).memory.attempts == known.attempts
