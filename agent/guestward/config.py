@@ -28,7 +28,7 @@ class ConfigError(Exception):
 
 def duration(value: object) -> float:
     """Read `"60s"`, `"5m"`, `"2h"` or `"1d"` into seconds. Raises ValueError."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError('a duration is a number with a unit, as in "60s", "5m", "2h" or "1d"')
     return float(match[1]) * _UNITS[match[2]]
@@ -115,7 +115,7 @@ def _fingerprint(value: object) -> str:
 
 
 def _listen(value: object) -> str:
-    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):(\d{1,5})", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:\[\]]+):([0-9]{1,5})", value) if isinstance(value, str) else None
     if match is None or not 0 <= int(match[2]) <= 65535:
         raise ValueError('must be ADDRESS:PORT, as in "127.0.0.1:9612"')
     return str(value)

@@ -51,7 +51,7 @@ class Daemon:
         self.store = SqliteStore(config.state.dir, self.journal)
         self.env = Env(self.clock, self._pve(config, node), LinuxHost(config.host.root, node), self.store, self.journal, config)
         self.watch = PowerWatch(self.env)
-        self.server = MetricsServer(config.metrics.listen, self.metrics.registry, self.journal, self.clock)
+        self.server = MetricsServer(config.metrics.listen, self.metrics.expose, self.journal, self.clock)
         self.cadence = Cadence(self.clock)
 
     def _pve(self, config: Config, node: str) -> ProxmoxPve:
@@ -156,7 +156,7 @@ class Daemon:
             self.env.host = LinuxHost(new.host.root, node)
         if new.metrics != old.metrics:
             self.server.stop()
-            self.server = MetricsServer(new.metrics.listen, self.metrics.registry, self.journal, self.clock)
+            self.server = MetricsServer(new.metrics.listen, self.metrics.expose, self.journal, self.clock)
             self.server.start()
         late = [f"[{name}]" for name in NEEDS_RESTART if getattr(new, name) != getattr(old, name)]
         rest = f"; what changed in {', '.join(late)} takes effect at the next start" if late else ""

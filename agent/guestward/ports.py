@@ -87,8 +87,11 @@ class Pve(Protocol):
         """`GET /nodes/N/tasks?source=active`: running and just ended tasks. Raises PveError on a full page: it may hide more."""
         ...
 
-    def past_tasks(self, since: float, *, deadline: float) -> tuple[Task, ...]:
-        """`GET /nodes/N/tasks?source=archive`: ended tasks begun since then (seconds since the epoch), newest first."""
+    def past_tasks(self, *, deadline: float) -> tuple[Task, ...]:
+        """`GET /nodes/N/tasks?source=archive`: the newest ended tasks, in the order in which they ended, newest first.
+
+        Without a limit in time: that would be one in wall time, which somebody may have set meanwhile (I16).
+        """
         ...
 
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:

@@ -153,8 +153,8 @@ class Agent:
         """End it, by force if need be. A failed test gets the log as a note."""
         try:
             if self.alive:
-                self._look_at_process()
                 self._scrape()
+                self.sigterm()
         finally:
             self._end()
         if error is not None:
@@ -208,7 +208,7 @@ class Agent:
     def _environment(self) -> dict[str, str]:
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
         if os.environ.get("GUESTWARD_COVERAGE"):
-            kept["COVERAGE_FILE"] = str(REPOSITORY / ".coverage")
+            kept["COVERAGE_FILE"] = os.environ.get("COVERAGE_FILE", str(REPOSITORY / ".coverage"))
         return kept | dict(self.environ)
 
     def wait(self, timeout: float = PATIENCE) -> int:

@@ -20,7 +20,7 @@ from guestward.demo.pvehost import PveHost
 
 from .agent import Agent
 
-AT_ONCE = 24
+AT_ONCE = 16
 LONGEST = 120.0
 
 

@@ -245,7 +245,7 @@ def test_a_start_whose_answer_is_lost_is_unknown_and_is_not_sent_again_blindly(s
     for vmid, (kind, status, _) in LOST_ANSWERS.items():
         host.add_guest(vmid, start_takes=0.1)
         host.fault(f"POST /nodes/pve1/lxc/{vmid}/status/start", status, kind=kind, times=1)
-    agent = stage.agent(watchdog={"start_timeout": "5s", "parallel": 6})
+    agent = stage.agent(watchdog={"start_timeout": "10s", "parallel": 6})
     for vmid in LOST_ANSWERS:
         host.die(vmid)
     for vmid, (_, _, words) in LOST_ANSWERS.items():

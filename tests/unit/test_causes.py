@@ -8,7 +8,7 @@ import pytest
 
 from guestward.model.memory import StopCause
 from guestward.model.task import Ok, Task
-from guestward.policy.causes import describe, is_deliberate, mass_stop, stop_cause
+from guestward.policy.causes import born_again, describe, is_deliberate, mass_stop, stop_cause
 from tests.unit.build import AT, TOKEN, WALL, cause, task
 
 
@@ -49,20 +49,18 @@ def test_without_a_task_it_was_shut_down_from_inside_or_crashed() -> None:
     assert not is_deliberate(None)
 
 
-def test_the_newest_task_on_its_power_decides_in_any_order_of_the_history() -> None:
+def test_the_newest_task_on_its_power_decides() -> None:
     stop, start = ended("vzstop", at=AT - 100), ended("vzstart", at=AT - 50)
     later = ended("vzshutdown", at=AT - 20, user="bob@pve")
-    assert ask(stop, start) is None
     assert ask(start, stop) is None
-    for order in ((stop, start, later), (later, stop, start)):
-        found = ask(*order)
-        assert found is not None
-        assert found.user == "bob@pve"
+    found = ask(later, start, stop)
+    assert found is not None
+    assert found.user == "bob@pve"
 
 
 @pytest.mark.parametrize("kind", ["vzstart", "qmstart", "hastart", "qmresume", "vzresume"])
 def test_a_stop_before_a_start_explains_nothing(kind: str) -> None:
-    assert ask(ended("vzstop", at=AT - 100), ended(kind, at=AT - 99)) is None
+    assert ask(ended(kind, at=AT - 99), ended("vzstop", at=AT - 100)) is None
 
 
 def test_a_stop_from_before_it_was_seen_running_explains_nothing() -> None:
@@ -71,11 +69,29 @@ def test_a_stop_from_before_it_was_seen_running_explains_nothing() -> None:
 
 
 def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -> None:
-    """C77, I16: PVE started the guest while the clock was 3 h ahead; what came later by the host's own time is later."""
+    """C77, I16: PVE started the guest while the clock was 3 h ahead; PVE lists what ended last first, whatever the clock said."""
     start = ended("vzstart", at=AT - 1000, wall=WALL - 1000 + 3 * 3600)
-    found = ask(start, ended("vzstop", at=AT - 50, wall=WALL - 50))
+    found = ask(ended("vzstop", at=AT - 50, wall=WALL - 50), start)
     assert found is not None
     assert found.task == "vzstop"
+
+
+@pytest.mark.parametrize(
+    ("history", "born"),
+    [
+        ((), False),
+        (("vzrestore", "vzdestroy", "vzstart"), True),
+        (("vzdestroy", "vzstart"), True),
+        (("vzstart", "vzrestore"), False),
+        (("vzstop", "vzcreate"), True),
+        (("vzstop", "vzstart", "vzcreate"), False),
+    ],
+)
+def test_a_guest_made_under_the_vmid_after_the_last_start_is_another_guest(history: tuple[str, ...], born: bool) -> None:
+    """A restore keeps names, disks and MAC addresses, so the task history is what tells; newest first."""
+    tasks = [ended(kind, at=AT - 10 * number) for number, kind in enumerate(history, 1)]
+    assert born_again(tasks, 101) is born
+    assert not born_again(tasks, 102)
 
 
 def test_our_own_stop_is_not_foreign() -> None:
@@ -117,8 +133,20 @@ class TestBackup:
         assert is_deliberate(found)
 
 
+def stopped_at_once(causes: list[StopCause], at: float, least: int) -> bool:
+    """All of them were found just now."""
+    return mass_stop(causes, causes, at, least)
+
+
 class TestMassStop:
     """Three or more guests stopped by others within 60 s (C14)."""
+
+    def test_one_of_them_at_least_was_found_just_now(self) -> None:
+        """Else a guest that crashes later would prolong it."""
+        known, later = [cause(at=AT - 300)] * 3, cause(at=AT - 30)
+        assert not mass_stop([later], [*known, later], AT, 3)
+        assert not mass_stop([], known, AT, 3)
+        assert mass_stop([cause(at=AT - 250)], [*known[:2], cause(at=AT - 250)], AT, 3)
 
     @pytest.mark.parametrize(
         ("times", "right"),
@@ -133,24 +161,24 @@ class TestMassStop:
         ],
     )
     def test_within_a_window_of_60_s(self, times: tuple[float, ...], right: bool) -> None:
-        assert mass_stop([cause(at=AT - 300 + t) for t in times], AT, 3) is right
-        assert mass_stop([cause(at=AT - 300 + t) for t in reversed(times)], AT, 3) is right
+        assert stopped_at_once([cause(at=AT - 300 + t) for t in times], AT, 3) is right
+        assert stopped_at_once([cause(at=AT - 300 + t) for t in reversed(times)], AT, 3) is right
 
     @pytest.mark.parametrize(
         "third", [cause(foreign=False), cause("qmshutdown", by_vzdump=True), cause("vzreboot")], ids=["ours", "vzdump's", "a reboot"]
     )
     def test_neither_our_own_nor_vzdumps_stops_count(self, third: StopCause) -> None:
-        assert not mass_stop([cause(), cause(), third], AT, 3)
-        assert mass_stop([cause(), cause(), third, cause()], AT, 3)
+        assert not stopped_at_once([cause(), cause(), third], AT, 3)
+        assert stopped_at_once([cause(), cause(), third, cause()], AT, 3)
 
     def test_stops_of_long_ago_do_not_count(self) -> None:
-        assert not mass_stop([cause(at=AT - 901)] * 3, AT, 3)
-        assert mass_stop([cause(at=AT - 900)] * 3, AT, 3)
+        assert not stopped_at_once([cause(at=AT - 901)] * 3, AT, 3)
+        assert stopped_at_once([cause(at=AT - 900)] * 3, AT, 3)
 
     def test_the_number_is_the_configurations(self) -> None:
-        assert mass_stop([cause()] * 2, AT, 2)
-        assert not mass_stop([cause()] * 4, AT, 5)
+        assert stopped_at_once([cause()] * 2, AT, 2)
+        assert not stopped_at_once([cause()] * 4, AT, 5)
 
     def test_stops_of_an_earlier_boot_do_not_count(self) -> None:
         """Seconds since boot of another boot mean nothing: a host that was up for a month and stopped its guests is not stopping now."""
-        assert not mass_stop([cause(at=2_600_000.0)] * 3, 120.0, 3)
+        assert not stopped_at_once([cause(at=2_600_000.0)] * 3, 120.0, 3)

@@ -25,9 +25,7 @@ from guestward.cli.output import Answer, CommandError, Table, columns, moment, p
 from guestward.config import Config
 from guestward.model.decision import Guard
 from guestward.ports import Board
-
-from tests.unit.test_cli_show import DB, HOLD, LAB, WEB, Publish, board, call, row
-from tests.unit.test_cli_show import config, publish, utc  # noqa: F401 - fixtures
+from tests.unit.test_cli_show import DB, HOLD, LAB, WEB, Publish, board, call, config, publish, row, utc  # noqa: F401 - fixtures
 
 # ruff: noqa: F811 - pytest's way of asking for a fixture
 
@@ -352,7 +350,8 @@ def test_plain_text_is_left_alone() -> None:
         (0.4, "0 s"),
         (119.4, "119 s"),
         (120, "2 min"),
-        (7199, "119 min"),
+        (3599, "59 min"),
+        (7199, "1 h 59 min"),
         (7200, "2 h"),
         (12000, "3 h 20 min"),
         (172799, "47 h 59 min"),
@@ -397,15 +396,20 @@ for words in ("status", "explain 103", "hold 103", "release 103", "rearm 103", "
     assert done.returncode == 0, done.stderr
 
 
+def cpu_seconds(words: list[str]) -> float:
+    before = os.times()
+    subprocess.run(words, capture_output=True, timeout=20, check=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def test_status_is_there_at_once(looked: Config) -> None:
-    """The best of several: on a busy machine any single run may be slow. Processor time, which another process cannot lengthen much."""
+    """150 ms of processor time at best; where the machine is slow just now, as many starts of a bare interpreter as that is elsewhere."""
     call(looked, "status")
-    best = 9.9
-    for _ in range(5):
-        before = os.times()
-        subprocess.run(command(looked, "status"), capture_output=True, timeout=20, check=True)
-        after = os.times()
-        best = min(best, after.children_user + after.children_system - before.children_user - before.children_system)
-        if best < 0.15:
+    best, bare = 9.9, 9.9
+    for _ in range(8):
+        bare = min(bare, cpu_seconds([sys.executable, "-S", "-c", "pass"]))
+        best = min(best, cpu_seconds(command(looked, "status")))
+        if best <= max(0.15, 15 * bare):
             break
-    assert best <= 0.15
+    assert best <= max(0.15, 15 * bare), (best, bare)

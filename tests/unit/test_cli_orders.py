@@ -15,23 +15,41 @@ from guestward.cli.orders import hold, rearm, release
 from guestward.cli.output import CommandError
 from guestward.config import Config
 from guestward.model.decision import Guard
-
-from tests.unit.test_cli_show import BOOT, DB, HOLD, LAB, NOW, OTHER, WALL, Deaf, Publish, StillClock, board, call, row, shown
-from tests.unit.test_cli_show import clock, config, publish, utc  # noqa: F401 - fixtures
+from guestward.model.memory import Hold
+from tests.unit.test_cli_show import (  # noqa: F401 - fixtures
+    BOOT,
+    DB,
+    HOLD,
+    LAB,
+    NOW,
+    OTHER,
+    WALL,
+    Deaf,
+    Publish,
+    StillClock,
+    board,
+    call,
+    clock,
+    config,
+    publish,
+    row,
+    shown,
+    utc,
+)
 
 # ruff: noqa: F811 - pytest's way of asking for a fixture
 
 HELD_DB = replace(HOLD, vmid=103, reason="disk swap")
 
 
-def holds(config: Config) -> tuple[store.Hold, ...]:
+def holds(config: Config) -> tuple[Hold, ...]:
     return store.list_holds(config.state.dir)
 
 
 def test_a_guest_is_held(config: Config, clock: StillClock, publish: Publish) -> None:
     publish(board(DB))
     answer = hold(config, clock, 103, "2h", "disk swap", "alice (sudo)")
-    assert holds(config) == (store.Hold(103, "disk swap", "alice (sudo)", 7200.0, BOOT, NOW, WALL),)
+    assert holds(config) == (Hold(103, "disk swap", "alice (sudo)", 7200.0, BOOT, NOW, WALL),)
     assert shown(answer) == (
         "guest 103 is held until Mon 2026-11-30 02:53 UTC, for 2 h; by alice (sudo): disk swap\n"
         "it ends by itself, or with: guestward release 103\n"
@@ -65,7 +83,7 @@ def test_holding_again_replaces(config: Config, clock: StillClock, publish: Publ
     clock.later(3600)
     publish(board(DB, at=clock.now))
     answer = hold(config, clock, 103, "30m", "longer", "bob (sudo)")
-    assert "this replaces the hold by alice (sudo), until Mon 2026-11-30 02:53 UTC (60 min more): disk swap" in shown(answer)
+    assert "this replaces the hold by alice (sudo), until Mon 2026-11-30 02:53 UTC (1 h more): disk swap" in shown(answer)
     assert answer.data["replaced"] is True
     assert [(held.by, held.duration) for held in holds(config)] == [("bob (sudo)", 1800.0)]
     clock.later(1801)
@@ -139,7 +157,7 @@ def test_a_hold_is_released(config: Config, clock: StillClock, publish: Publish)
     assert holds(config) == ()
     assert answer.data["changed"] is True
     assert shown(answer) == (
-        "guest 103 is no longer held; ended: the hold by alice (sudo), until Mon 2026-11-30 02:43 UTC (110 min more): disk swap\n"
+        "guest 103 is no longer held; ended: the hold by alice (sudo), until Mon 2026-11-30 02:43 UTC (1 h 50 min more): disk swap\n"
     )
     assert shown(release(config, clock, 103)) == "nothing changed: guest 103 is not held\n"
     assert release(config, clock, 103).data == {"scope": 103, "changed": False, "agent_runs": True}

@@ -349,6 +349,26 @@ def test_an_unknown_vmid_is_wrong_usage(config: Config, clock: StillClock, publi
     assert (caught.value.code, caught.value.exit_code) == ("unknown_vmid", 2)
 
 
+@pytest.mark.parametrize(
+    ("node", "folder", "message"),
+    [
+        ("pve1", "lxc", "guest 300 is not guarded: the agent's token does not see it; in the pools guestward it would"),
+        ("pve2", "qemu-server", "guest 300 is on node pve2; this is node pve1"),
+        ("pve2", "elsewhere", "no guest 300 was seen on node pve1 at the last look"),
+    ],
+)
+def test_a_guest_that_the_token_does_not_see(
+    node: str, folder: str, message: str, config: Config, clock: StillClock, publish: Publish
+) -> None:
+    home = config.host.root / "etc/pve/nodes" / node / folder
+    home.mkdir(parents=True)
+    (home / "300.conf").touch()
+    publish(board(WEB))
+    with pytest.raises(CommandError, match=message) as caught:
+        explain(config, clock, 300)
+    assert caught.value.exit_code == 2
+
+
 def test_a_vmid_that_was_given_anew_as_another_kind(config: Config, clock: StillClock, publish: Publish) -> None:
     old = row("lxc/103", Guard.NOT_OWNED, "in none of the pools guestward")
     publish(board(old, DB))

@@ -733,6 +733,8 @@ def test_a_real_tar_that_is_stuck(tree: Tree) -> None:
     dump.mkdir()
     (dump / "data").write_bytes(b"x" * 1_000_000)  # more than a pipe holds
     with subprocess.Popen(["tar", "cpf", "-", f"--directory={dump}", "."], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tar:
+        assert tar.stdout is not None
+        tar.stdout.read(1)  # it is past its exec, and has its own command line
         assert tree.backups().archives == frozenset({999999110})
         assert as_nobody(lambda: tree.backups().archives) == {999999110}
         tar.kill()
@@ -743,8 +745,10 @@ def test_a_real_tar_that_is_stuck(tree: Tree) -> None:
 @pytest.mark.parametrize(("name", "counts"), [("lxc-usernsexec", True), ("/usr/bin/lxc-usernsexec", True), ("kvm", False), ("grep", False)])
 def test_a_real_process_is_told_by_its_own_name(tree: Tree, name: str, counts: bool) -> None:
     tree.real_proc()
-    argv = [name, "-c", "read line", "--", "tar", "cpf", "-", f"--directory={TMP.replace('110', '999999111')}"]
-    with subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE):
+    argv = [name, "-c", "echo; read line", "--", "tar", "cpf", "-", f"--directory={TMP.replace('110', '999999111')}"]
+    with subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
         assert tree.backups().archives == frozenset({999999111} if counts else ())
 
 

@@ -13,7 +13,7 @@ from guestward.model.decision import Decision, Guard, Outcome
 from guestward.model.events import Level, Notice
 from guestward.model.guest import GuestConfig, GuestKind, ListedGuest
 from guestward.model.memory import Attempt, GuestMemory
-from guestward.model.observation import Member, NodeNames, Observation, StorageState
+from guestward.model.observation import Member, Observation, StorageState
 from guestward.model.reading import Unreadable
 from guestward.policy.guards import decide
 from guestward.policy.recall import (
@@ -22,6 +22,7 @@ from guestward.policy.recall import (
     first_seen,
     not_working_state,
     rearmed_by_operator,
+    reborn,
     recall,
     settle,
     storages_back,
@@ -35,7 +36,6 @@ from tests.unit.build import (
     case,
     cause,
     config,
-    host,
     listed,
     member,
     memory,
@@ -256,17 +256,22 @@ class TestNewHere:
     def test_a_guest_that_ran_until_now_is_not_new_because_its_configuration_was_changed_while_it_ran(
         self, kind: GuestKind, before: dict[str, str], after: dict[str, str]
     ) -> None:
-        """`new_here` ends when it runs, and this one ran with that very file under /etc/pve before it crashed.
-
-        A file that was changed since the guest was last seen running may be another guest's.
+        """`new_here` ends when it runs, so who it is is settled anew each time that it ran; whether it was made anew meanwhile
+        the task history tells (see `reborn`). Between two looks at which it is stopped another identity is another guest.
         """
         old, new = GuestConfig.from_api(kind, before), GuestConfig.from_api(kind, after)
         id = CT if kind is GuestKind.LXC else VM
         known = memory(id, identity=old.identity, fingerprint=old.fingerprint, running=True, down_since=None)
-        seen = host(names=NodeNames({id: "second stamp"}, {}))
-        known = see(known, listed(id, running=True), host=seen).memory
-        assert not see(known, configs={id: new}, host=seen).memory.new
-        assert see(known, configs={id: new}, host=host(names=NodeNames({id: "third stamp"}, {}))).memory.new
+        known = see(known, listed(id, running=True)).memory
+        known = see(known, configs={id: new}).memory
+        assert not known.new
+        assert see(known, configs={id: old}).memory.new
+
+    def test_a_guest_made_anew_since_it_ran_is_new(self) -> None:
+        """A container that was restored in place looks the same in every respect; it is told once, and its history is another's."""
+        found = reborn(memory(attempts=TRIED, owned=True))
+        assert (found.memory.new, found.memory.attempts, events(found)) == (True, (), ["guest_forgotten"])
+        assert reborn(memory(owned=False)).notices == ()
 
 
 class TestEpisode:
@@ -286,7 +291,8 @@ class TestEpisode:
 
     def test_a_guest_that_was_switched_off_is_told_once_and_one_that_is_off_never(self) -> None:
         assert events(self.told(memory(), Guard.ONBOOT_OFF)) == ["guest_down"]
-        assert events(self.told(memory(), Guard.ONBOOT_OFF, ran_before=False)) == []
+        assert events(self.told(memory(onboot=False), Guard.ONBOOT_OFF)) == ["guest_down"]
+        assert events(self.told(memory(onboot=False), Guard.ONBOOT_OFF, ran_before=False)) == []
 
     @pytest.mark.parametrize("guard", [Guard.NOT_OWNED, Guard.SCRATCH_BAND, Guard.TEMPLATE, Guard.RUNNING])
     def test_guests_out_of_scope_and_running_ones_are_no_episode(self, guard: Guard) -> None:

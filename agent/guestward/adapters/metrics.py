@@ -125,6 +125,9 @@ class _Histogram:
         return HistogramMetricFamily(PREFIX + name, _HELP[name], buckets=buckets, sum_value=self._sum)
 
 
+Expose = Callable[[str], tuple[str, bytes]]
+
+
 class Metrics:
     """What Prometheus is told. Fed by the daemon (`show`, `swept`) and by the journal (`hear`); read by scrapes in other threads."""
 
@@ -137,6 +140,7 @@ class Metrics:
         self._durations = _Histogram(SWEEP_BUCKETS)
         self._recoveries = _Histogram(RECOVERY_BUCKETS)
         self._attempts: dict[tuple[str, str], int] = {}
+        self._exposed: dict[str, bytes] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -146,6 +150,7 @@ class Metrics:
         """Serve this board from now on. holds: those in force."""
         here = {str(row.decision.id) for row in board.rows}
         with self._lock:
+            self._exposed = {}
             self._board = board
             self._held = frozenset(_held(board, holds))
             self._attempts = {key: count for key, count in self._attempts.items() if key[0] in here}
@@ -157,6 +162,7 @@ class Metrics:
     def swept(self, result: str, seconds: float) -> None:
         """Count one sweep. result: one of SWEEP_RESULTS."""
         with self._lock:
+            self._exposed = {}
             self._sweeps[result] = self._sweeps.get(result, 0) + 1
             self._durations.observe(seconds)
 
@@ -166,12 +172,21 @@ class Metrics:
             return
         outcome, down = str(fields.get("outcome")), fields.get("down_s")
         with self._lock:
+            self._exposed = {}
             key = (str(guest.id), outcome)
             self._attempts[key] = self._attempts.get(key, 0) + 1
             if outcome == Outcome.STARTED and isinstance(down, (int, float)) and down >= 0:
                 self._recoveries.observe(float(down))
 
     # Being read
+
+    def expose(self, accept: str) -> tuple[str, bytes]:
+        """Content type and text for a scrape with this Accept header. Made once for each thing that was fed, however often it is asked."""
+        encode, content_type = choose_encoder(accept)
+        made = self._exposed  # feeding puts a new one in its place, so that nothing older than the feed can be found there
+        if content_type not in made:
+            made[content_type] = encode(self.registry)
+        return content_type, made[content_type]
 
     def collect(self) -> Iterable[Metric]:
         """All families in the order of METRICS. Called by prometheus_client."""
@@ -255,12 +270,12 @@ def _filled(family: Any, samples: _Samples) -> Metric:
 class MetricsServer:
     """Serves `/metrics`. Whatever fails is told once and tried again; the daemon calls `tick` now and then."""
 
-    def __init__(self, listen: str, registry: CollectorRegistry, journal: Journal, clock: Clock) -> None:
+    def __init__(self, listen: str, expose: Expose, journal: Journal, clock: Clock) -> None:
         """listen: `ADDRESS:PORT`, an IPv6 address in brackets. Nothing is opened before `start`."""
         host, _, port = listen.rpartition(":")
         self._listen = listen
         self._where = (host.strip("[]"), int(port))
-        self._registry, self._journal, self._clock = registry, journal, clock
+        self._expose, self._journal, self._clock = expose, journal, clock
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._wanted = False
@@ -305,7 +320,7 @@ class MetricsServer:
 
     def _run(self, settled: threading.Event) -> None:
         try:
-            with _bound(self._where, self._registry, self._clock, self._tell_defect) as server:
+            with _bound(self._where, self._expose, self._clock, self._tell_defect) as server:
                 self._server = server
                 self._tell_restored()
                 settled.set()
@@ -343,9 +358,9 @@ class MetricsServer:
             self._journal.emit(Event.INTERNAL_ERROR, message=f"a scrape failed; told once: {reason}", where="metrics", reason=reason)
 
 
-def _bound(where: tuple[str, int], registry: CollectorRegistry, clock: Clock, tell: Callable[[Exception], None]) -> _Server:
+def _bound(where: tuple[str, int], expose: Expose, clock: Clock, tell: Callable[[Exception], None]) -> _Server:
     family, _, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return _Server(family, (str(address[0]), int(address[1])), registry, clock, tell)
+    return _Server(family, (str(address[0]), int(address[1])), expose, clock, tell)
 
 
 class _Server(ThreadingHTTPServer):
@@ -359,12 +374,12 @@ class _Server(ThreadingHTTPServer):
         self,
         family: int,
         address: tuple[str, int],
-        registry: CollectorRegistry,
+        expose: Expose,
         clock: Clock,
         tell: Callable[[Exception], None],
     ) -> None:
         self.address_family = socket.AddressFamily(family)
-        self.registry, self.tell = registry, tell
+        self.expose, self.tell = expose, tell
         self._clock = clock
         self._connections: dict[socket.socket, float] = {}
         self._guard = threading.Lock()
@@ -454,8 +469,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         try:
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            body = encode(self.server.registry)
+            content_type, body = self.server.expose(self.headers.get("Accept", ""))
         except Exception as error:  # noqa: BLE001 - a defect is told, and the server lives on
             self.server.tell(error)
             self._plain(HTTPStatus.INTERNAL_SERVER_ERROR, "The metrics could not be put together; see the log")

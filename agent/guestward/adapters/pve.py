@@ -332,9 +332,9 @@ class ProxmoxPve:
             raise PveAnswerLost(f"{rows[0].route}: a full page of {ACTIVE_PAGE} tasks; there may be more that are not shown")
         return tuple(_task(row) for row in rows)
 
-    def past_tasks(self, since: float, *, deadline: float) -> tuple[Task, ...]:
+    def past_tasks(self, *, deadline: float) -> tuple[Task, ...]:
         """See `Pve.past_tasks`; the 500 newest."""
-        rows = self._rows(deadline, "nodes", self.node, "tasks", source="archive", since=max(0, int(since)), limit=ARCHIVE_PAGE)
+        rows = self._rows(deadline, "nodes", self.node, "tasks", source="archive", limit=ARCHIVE_PAGE)
         return tuple(_task(row) for row in rows)
 
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:

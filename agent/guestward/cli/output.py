@@ -181,7 +181,7 @@ def span(seconds: float | None) -> str:
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
-    if whole < 7200:
+    if whole < 3600:
         return f"{whole // 60} min"
     hours, days = whole // 3600, whole // 86400
     parts = ((hours, "h"), (whole % 3600 // 60, "min")) if hours < 48 else ((days, "d"), (whole % 86400 // 3600, "h"))

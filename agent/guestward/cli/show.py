@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from guestward.adapters import store
@@ -103,13 +106,29 @@ def unavailable(error: store.StoreUnavailable) -> CommandError:
     return CommandError("state", error.message, error.advice or NOT_RUNNING)
 
 
-def find(board: Board, vmid: int) -> Row:
+def find(board: Board, vmid: int, config: Config) -> Row:
     """The row of a guest. Raises CommandError for a VMID that is not on this node or not visible to the token."""
     rows = [row for row in board.rows if row.decision.id.vmid == vmid]
     if not rows:
-        hint = "`guestward status` lists the guests that are guarded; a guest must be on this node and in one of the pools of [scope]"
-        raise CommandError("unknown_vmid", f"no guest {vmid} was seen on node {board.node} at the last look", hint, USAGE)
+        where = _whereabouts(config, vmid)
+        hint = "`guestward status` lists the guests that are guarded; `pvesh get /cluster/resources --type vm` lists all"
+        if where == board.node:
+            pool = config.scope.pools[0]
+            hint = f"put it there, if it is to be guarded: pvesh set /pools/{pool} -vms {vmid}; the next look sees it then"
+        pools = ", ".join(config.scope.pools)
+        message = {
+            "": f"no guest {vmid} was seen on node {board.node} at the last look",
+            board.node: f"guest {vmid} is not guarded: the agent's token does not see it; in the pools {pools} it would",
+        }.get(where, f"guest {vmid} is on node {where}; this is node {board.node}, whose agent has no business with it")
+        raise CommandError("unknown_vmid", message, hint, USAGE)
     return next((row for row in rows if row.owned), rows[0])
+
+
+def _whereabouts(config: Config, vmid: int) -> str:
+    """The node that has a guest with this VMID, as its configuration file under /etc/pve says; "" when there is none, or nobody can say."""
+    pattern = os.path.join(glob.escape(str(config.host.root)), "etc/pve/nodes/*/*", f"{vmid}.conf")
+    found = [Path(name).parts for name in glob.iglob(pattern)]
+    return next((parts[-3] for parts in found if parts[-2] in ("lxc", "qemu-server")), "")
 
 
 def status(config: Config, clock: Clock) -> Answer:
@@ -173,7 +192,7 @@ def _state(row: Row) -> str:
 def explain(config: Config, clock: Clock, vmid: int) -> Answer:
     """`guestward explain VMID`."""
     seen = view(config, clock)
-    row = find(seen.board, vmid)
+    row = find(seen.board, vmid, config)
     facts = Table([*_facts(seen, row)])
     head = ("", "GUARD", "VERDICT", "AGE", "EVIDENCE")
     verdicts = Table([head, *(_verdict_line(seen, row, verdict) for verdict in row.decision.verdicts)])

@@ -41,7 +41,7 @@ class PveHost:
         *,
         node: str = "pve1",
         pool: str = "guestward",
-        token_id: str = "guestward-pve1@pve!agent",  # noqa: S107 - an id, not a secret
+        token_id: str = "guestward-pve1@pve!agent",
         token_secret: str | None = None,
         port: int = 0,
         version: str = "9.1.3",

@@ -40,8 +40,9 @@ class Result(StrEnum):
 class Report:
     """What a run of the duty asks of its caller.
 
-    board: None before the first look. confirm_at: seconds since host boot at which guests seen stopped once want their second look. busy: an attempt is under way or
-    waits for its turn, so that `follow` is to be called about once a second. result: None for a run that was no sweep.
+    board: None before the first look. result: None for a run that was no sweep. confirm_at: seconds since host boot at which guests
+    seen stopped once want their second look. busy: an attempt is under way or waits for its turn, so that `follow` is to be called
+    about once a second.
     """
 
     board: Board | None

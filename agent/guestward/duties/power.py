@@ -15,12 +15,11 @@ from guestward.model.memory import Attempt, GuestMemory, NodeMemory
 from guestward.model.observation import Aborted, Observation
 from guestward.model.reading import Unreadable
 from guestward.model.rules import MASS_STOP_PAUSE
-from guestward.model.task import Upid
+from guestward.model.task import Task, Upid
 from guestward.policy import attempts, causes, recall, rights
 from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
 from guestward.ports import PveError
 
-HISTORY_SECONDS = 7 * 86400.0
 SEED_SECONDS = 3600.0
 
 
@@ -69,6 +68,7 @@ class PowerWatch:
         seen = observe(self.env, state.rules, state.cache, deadline)
         if isinstance(seen, Aborted):
             return self._abort(seen, counted=counted)
+        self._seed_attempts(seen)
         unconfirmed = {id for id, decision in state.decisions.items() if decision.guard is Guard.UNCONFIRMED}
         ran_before = {id for id, memory in state.memories.items() if memory.running}
         holds = state.holds()
@@ -112,8 +112,6 @@ class PowerWatch:
 
     def _recall_all(self, seen: Observation) -> None:
         state = self.state
-        if state.looks == 0 and self.env.store.begins_empty():
-            self._seed_attempts(seen)
         self._forget_gone(seen)
         watched, names = state.node.watched, seen.host.names
         for id in () if isinstance(names, Unreadable) else names.here:
@@ -157,38 +155,46 @@ class PowerWatch:
     def _seed_attempts(self, seen: Observation) -> None:
         """Without a memory of our own PVE's task list tells what we tried lately, so that a lost state grants no new attempts (C08)."""
         state = self.state
+        if state.seeded or not self.env.store.begins_empty():
+            return
         try:
-            past = self.env.pve.past_tasks(seen.wall - SEED_SECONDS, deadline=seen.at + READ_BUDGET)
-        except PveError:
-            return  # an agent that never ran here has nothing to find; for another the back-off bounds what this costs
+            past = self.env.pve.past_tasks(deadline=seen.at + READ_BUDGET)
+        except PveError as error:
+            state.gap = f"what was tried before the state was lost: {error}"
+            return  # asked again at the next look; this one is incomplete
+        state.seeded, state.gap = True, ""
         active = () if isinstance(seen.tasks, Unreadable) else seen.tasks
         for id, guest in seen.guests.items():
+            memory = state.memories.get(id) or recall.first_seen(id, watched=state.node.watched)
             own = attempts.own_starts((*active, *past), id, seen.token_id, seen.at - SEED_SECONDS)
-            if own and not guest.running and id not in state.memories:
-                tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own, 1))
-                fresh = recall.first_seen(id, watched=state.node.watched)
-                state.memories[id] = replace(fresh, attempts=tried[-state.rules.attempts :])
+            if own and not guest.running and not memory.attempts:
+                tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own[-state.rules.attempts :], 1))
+                state.memories[id] = replace(memory, attempts=tried)
 
     def _read_causes(self, seen: Observation, ran_before: set[GuestId], previous: Observation | None, deadline: float) -> None:
         """One call for all guests that went down since the last look; then whether many were stopped at once."""
         state = self.state
         down = [m for id, m in state.memories.items() if id in seen.members and m.down_since is not None]
-        if all(memory.cause_read for memory in down) or not rights.sees_all_tasks(seen.lost):
+        unread = [memory for memory in down if not memory.cause_read]
+        if not unread or not rights.sees_all_tasks(seen.lost):
             return  # without Sys.Audit the history, too, holds only the token's own tasks
         try:
-            past = self.env.pve.past_tasks(seen.wall - HISTORY_SECONDS, deadline=deadline)
+            past = self.env.pve.past_tasks(deadline=deadline)
         except PveError:
             return  # asked again at the next look; until then the cause is told as not read
-        active = () if isinstance(seen.tasks, Unreadable) else tuple(task for task in seen.tasks if not task.running)
+        ended = () if isinstance(seen.tasks, Unreadable) else tuple(task for task in seen.tasks if not task.running)
         since = previous.at - 90 if previous is not None else None
-        for memory in down:
-            if not memory.cause_read:
-                not_before = since if memory.id in ran_before else None
-                cause = causes.stop_cause((*active, *past), memory.id.vmid, seen.token_id, not_before)
-                state.memories[memory.id] = replace(memory, cause=cause, cause_read=True)
-        known = [cause for memory in down if (cause := state.memories[memory.id].cause) is not None]
-        if causes.mass_stop(known, seen.at, state.rules.mass_stop):
+        for memory in unread:
+            self._explain(memory, (*ended, *past), seen.token_id, since if memory.id in ran_before else None)
+            if memory.id in ran_before and causes.born_again((*ended, *past), memory.id.vmid):
+                state.take(recall.reborn(memory))
+        fresh, known = (tuple(c for m in of if (c := state.memories[m.id].cause) is not None) for of in (unread, down))
+        if causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):
             state.node = replace(state.node, mass_stop_until=seen.at + MASS_STOP_PAUSE)
+
+    def _explain(self, memory: GuestMemory, history: tuple[Task, ...], token_id: str, not_before: float | None) -> None:
+        cause = causes.stop_cause(history, memory.id.vmid, token_id, not_before)
+        self.state.memories[memory.id] = replace(memory, cause=cause, cause_read=True)
 
     def _ask_witnesses(self, seen: Observation, holds: Holds, deadline: float) -> Observation:
         state = self.state
@@ -210,8 +216,8 @@ class PowerWatch:
 
     def _after_look(self, seen: Observation, *, counted: bool) -> None:
         state = self.state
-        state.obs, state.aborted, state.incomplete = seen, "", incomplete(seen)
-        state.looks += 1
+        state.obs, state.aborted = seen, ""
+        state.incomplete = "; ".join(gap for gap in (incomplete(seen), state.gap) if gap)
         if counted:
             state.teller.looked(state.incomplete, seen.at)
         if counted and not state.incomplete:

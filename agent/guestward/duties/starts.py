@@ -34,6 +34,8 @@ class Starter:
 
     state: WatchState
     due: dict[GuestId, Turn] = field(default_factory=dict)
+    under_way: dict[GuestId, Turn] = field(default_factory=dict)
+    retry_at: dict[GuestId, float] = field(default_factory=dict)
     next_turn_at: float = 0.0
     ending: bool = False
 
@@ -53,18 +55,19 @@ class Starter:
 
     def begin_turns(self) -> None:
         """Begin with those whose turn it is. After a guest with `up=S` the next one waits so long."""
-        seen = self.state.obs
-        if self.ending or seen is None or not self.due or self.state.env.clock.boottime() < self.next_turn_at:
+        seen, now = self.state.obs, self.state.env.clock.boottime()
+        if self.ending or seen is None or now < self.next_turn_at:
             return
-        under_way = [Turn(memory.id, _startup(seen, memory.id)) for memory in self.in_flight()]
-        for turn in whose_turn(self.due.values(), under_way, self.state.rules.parallel):
-            self._begin(turn.id, seen)
+        under_way = [self.under_way.get(memory.id, Turn(memory.id, Startup())) for memory in self.in_flight()]
+        due = [turn for turn in self.due.values() if self.retry_at.get(turn.id, now) <= now]
+        for turn in whose_turn(due, under_way, self.state.rules.parallel):
+            self._begin(turn, seen)
             if self.ending or self.state.env.clock.boottime() < self.next_turn_at:
                 return
 
-    def _begin(self, id: GuestId, seen: Observation) -> None:
+    def _begin(self, turn: Turn, seen: Observation) -> None:
         """Everything that decided is read again right before the request is sent (I12); then intent first, request second."""
-        state = self.state
+        state, id = self.state, turn.id
         try:
             fresh = self._look_again(id, seen)
         except (PveError, LookAbortedError) as error:
@@ -72,11 +75,13 @@ class Starter:
             return
         holds = state.holds()
         self.due.pop(id, None)
+        self.retry_at.pop(id, None)
         state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules))
         state.gate = state.judge_gate(fresh, holds)
         decision = decide(state.case(fresh, id, holds))
         state.decisions[id] = decision
         if decision.guard is Guard.START and not self.ending:
+            self.under_way[id] = Turn(id, _startup(fresh, id))
             state.memories[id] = attempts.begin(state.memories[id], state.env.clock.boottime(), state.rules)
             state.save()
             self._send(state.memories[id])
@@ -85,9 +90,9 @@ class Starter:
         state.save()
 
     def _cannot_look(self, id: GuestId, why: str) -> None:
-        """It stays due and is looked at again soon; said once."""
+        """It stays due and is looked at again soon, and nobody waits for it; said once."""
         state = self.state
-        self.next_turn_at = state.env.clock.boottime() + RETRY
+        self.retry_at[id] = state.env.clock.boottime() + RETRY
         memory = state.memories[id]
         if Guard.UNREADABLE not in memory.announced and state.obs is not None:
             decision = Decision(id, memory.name, Guard.UNREADABLE, f"not started yet, the look before the start failed: {why}", ())
@@ -156,10 +161,9 @@ class Starter:
         self.state.save()
 
     def _find_task(self, memory: GuestMemory, attempt: Attempt, deadline: float) -> Upid | None:
-        pve, clock = self.state.env.pve, self.state.env.clock
-        since = clock.wall() - (clock.boottime() - attempt.begun_at) - 60
+        pve = self.state.env.pve
         try:
-            tasks = (*pve.active_tasks(deadline=deadline), *pve.past_tasks(since, deadline=deadline))
+            tasks = (*pve.active_tasks(deadline=deadline), *pve.past_tasks(deadline=deadline))
         except PveError:
             return None  # asked again in a second, until the deadline
         found = attempts.own_starts(tasks, memory.id, pve.token_id, attempt.begun_at - 1)
@@ -204,8 +208,9 @@ class Starter:
             self.state.memories[memory.id] = replace(
                 memory, down_since=None, startable_since=None, announced=(), cause=None, cause_read=False, running=True, ran=True
             )
-            up = _startup(self.state.obs, memory.id).up if self.state.obs is not None else 0
-            self.next_turn_at = max(self.next_turn_at, at + up)
+            turn = self.under_way.get(memory.id)
+            self.next_turn_at = max(self.next_turn_at, at + (turn.startup.up if turn is not None else 0))
+        self.under_way.pop(memory.id, None)
         self.state.publish()
 
 

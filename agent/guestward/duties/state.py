@@ -34,7 +34,8 @@ class WatchState:
     aborted: str = ""
     incomplete: str = ""
     last_complete: tuple[float, float] | None = None
-    looks: int = 0
+    seeded: bool = False
+    gap: str = ""
     board: Board | None = None
     saved: dict[GuestId, GuestMemory] = field(init=False)
 

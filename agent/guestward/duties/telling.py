@@ -31,6 +31,7 @@ class Teller:
     env: Env
     missed: Missed | None = None
     incomplete: str = ""
+    incomplete_since: float = 0.0
     closed_since: float | None = None
     closures: tuple[GateReason, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -58,10 +59,12 @@ class Teller:
     def looked(self, incomplete: str, at: float) -> None:
         """A sweep that was not aborted ends a run of aborted ones; one that was complete ends a run of incomplete ones, too."""
         if self.missed is not None or (self.incomplete and not incomplete):
-            since = self.missed.since if self.missed is not None else at
+            since = self.incomplete_since if self.incomplete else at
+            since = min(since, self.missed.since) if self.missed is not None else since
             text = "guests are examined again" if not incomplete else "guests are examined again, though not all of them"
             self.env.journal.emit(Event.SWEEP_RESUMED, message=text, reason=incomplete, missed_s=round(at - since))
         if incomplete and not self.incomplete:
+            self.incomplete_since = at
             text = f"not everything could be read, and the guests concerned are left alone: {incomplete}"
             self.env.journal.emit(Event.SWEEP_INCOMPLETE, message=text, reason=incomplete)
         self.missed, self.incomplete = None, incomplete

@@ -78,9 +78,9 @@ class Startup:
         """Read the option as `PVE::JSONSchema::pve_parse_startup_order` does; what it would not accept counts as unset."""
         order, up = None, 0
         for part in text.split(","):
-            if match := re.fullmatch(r"(?:order=)?(\d+)", part.strip()):
+            if match := re.fullmatch(r"(?:order=)?([0-9]{1,9})", part.strip()):
                 order = int(match[1])
-            elif match := re.fullmatch(r"up=(\d+)", part.strip()):
+            elif match := re.fullmatch(r"up=([0-9]{1,9})", part.strip()):
                 up = int(match[1])
         return cls(order, up)
 

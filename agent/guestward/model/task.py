@@ -119,9 +119,11 @@ def task_status(status: object, exitstatus: object = None) -> TaskStatus:
 
 def exit_status(text: str) -> TaskStatus:
     """What a task's last line says, as the archive keeps it."""
+    if not text:
+        return Unknown("no exit status")
     if text == "OK":
         return Ok()
-    if match := re.fullmatch(r"WARNINGS: (\d{1,9})", text):
+    if match := re.fullmatch(r"WARNINGS: ([0-9]{1,9})", text):
         return Warnings(int(match[1]))
     if text.startswith(("unexpected status", "unable to get last line from task log", "unable to read tail")):
         return Unknown(bounded(text))

@@ -10,17 +10,17 @@ from guestward.model.task import Task, Upid
 
 STOPS = frozenset({"vzstop", "vzshutdown", "qmstop", "qmshutdown", "vzsuspend", "qmsuspend", "hastop"})
 REBOOTS = frozenset({"vzreboot", "qmreboot"})
+BIRTHS = frozenset({"vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"})
 STARTS = frozenset({"vzstart", "qmstart", "hastart", "qmresume", "vzresume"})
 
 
 def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, not_before: float | None) -> StopCause | None:
     """The newest task that stopped this guest, or None when the newest one that touched its power did something else.
 
-    tasks: the node's history, in any order. not_before: seconds since host boot; an older stop cannot explain a guest that ran later.
+    tasks: the node's history, newest first. not_before: seconds since host boot; an older stop cannot explain a guest that ran later.
     """
     history = tuple(tasks)
-    power = [t.upid for t in history if t.upid.id == str(vmid) and t.upid.type in STOPS | REBOOTS | STARTS]
-    newest = max(power, key=lambda upid: (upid.starttime, upid.pstart), default=None)
+    newest = _newest(history, vmid, STOPS | REBOOTS | STARTS)
     if newest is None or newest.type in STARTS or (not_before is not None and newest.started_boottime < not_before):
         return None
     return StopCause(
@@ -31,6 +31,20 @@ def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, not_before: floa
         by_vzdump=_by_vzdump(newest, history),
         foreign=newest.user != token_id,
     )
+
+
+def born_again(tasks: Iterable[Task], vmid: int) -> bool:
+    """Whether the last thing that happened to a VMID is that a guest was made or destroyed under it, and not that one was started.
+
+    Then the guest that ran under it is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses.
+    """
+    newest = _newest(tasks, vmid, STARTS | BIRTHS)
+    return newest is not None and newest.type in BIRTHS
+
+
+def _newest(tasks: Iterable[Task], vmid: int, types: frozenset[str]) -> Upid | None:
+    """By PVE's own order, newest first: of two tasks of different boots, or around a clock that was set, no number tells."""
+    return next((task.upid for task in tasks if task.upid.id == str(vmid) and task.upid.type in types), None)
 
 
 def _by_vzdump(stop: Upid, history: Iterable[Task]) -> bool:
@@ -51,13 +65,16 @@ def is_deliberate(cause: StopCause | None) -> bool:
     return cause is not None and cause.task in STOPS and not cause.by_vzdump
 
 
-def mass_stop(causes: Iterable[StopCause], at: float, least: int) -> bool:
-    """Whether at least so many guests were stopped by others within 60 s, and lately: a staged shutdown, a UPS, a clean-up (C14).
+def mass_stop(fresh: Iterable[StopCause], known: Iterable[StopCause], at: float, least: int) -> bool:
+    """Whether at least so many guests were stopped by others within 60 s: a staged shutdown, a UPS, a clean-up (C14).
 
-    A stop that lies ahead is one of an earlier boot, whose seconds mean nothing in this one.
+    fresh: causes found just now, of which one at least must be among them; known: those of all guests that are down. A stop that
+    lies ahead is one of an earlier boot, whose seconds mean nothing in this one.
     """
-    times = sorted(c.at for c in causes if c.foreign and is_deliberate(c) and 0 <= at - c.at <= MASS_STOP_PAUSE)
-    return any(times[i + least - 1] - times[i] <= MASS_STOP_WINDOW for i in range(len(times) - least + 1))
+    new = {cause.at for cause in fresh}
+    times = sorted(c.at for c in known if c.foreign and is_deliberate(c) and 0 <= at - c.at <= MASS_STOP_PAUSE)
+    groups = (times[i : i + least] for i in range(len(times) - least + 1))
+    return any(group[-1] - group[0] <= MASS_STOP_WINDOW and not new.isdisjoint(group) for group in groups)
 
 
 def describe(cause: StopCause | None) -> str:

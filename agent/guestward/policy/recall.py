@@ -86,7 +86,7 @@ def _compare(memory: GuestMemory, config: GuestConfig, notices: list[Notice]) ->
     changed = memory.fingerprint not in ("", config.fingerprint)
     if memory.in_flight is not None:
         return replace(memory, identity=config.identity)
-    memory = replace(memory, identity=config.identity, fingerprint=config.fingerprint)
+    memory = replace(memory, identity=config.identity, fingerprint=config.fingerprint, onboot=config.onboot)
     return rearm(memory, "its configuration changed", notices) if changed else memory
 
 
@@ -123,9 +123,18 @@ def storages_back(memory: GuestMemory, obs: Observation) -> Recalled:
     return Recalled(replace(memory, blocked_storages=left), tuple(notices))
 
 
+def reborn(memory: GuestMemory) -> Recalled:
+    """Another guest was made under this VMID since it was last seen running."""
+    notice = _notice(Event.GUEST_FORGOTTEN, memory, "another guest was made under this VMID", reason="made anew")
+    fresh = GuestMemory(memory.id, name=memory.name, owned=memory.owned, new=True, down_since=memory.down_since)
+    return Recalled(fresh, (notice,) if memory.owned else ())
+
+
 def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, notices: list[Notice]) -> GuestMemory:
     """Running ends an episode. The history goes only after it ran stably: a guest that lives 30 s has not recovered (C07)."""
-    if memory.down_since is not None and memory.in_flight is None and memory.announced:
+    if memory.in_flight is not None:
+        return replace(memory, running=True)  # the attempt itself will say when and how it ended
+    if memory.down_since is not None and memory.announced:
         down_s = round(obs.at - memory.down_since)
         notices.append(_notice(Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be ({down_s} s)", down_s=down_s))
     really = seen.pid is not None
@@ -140,6 +149,7 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
     memory = replace(
         memory,
         running=True,
+        identity="",
         ran=memory.ran or really,
         new=memory.new and not really,
         down_since=None,
@@ -153,7 +163,7 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         backup_warned=False,
     )
     stable = since is not None and obs.at - since >= rules.stable and seen.uptime >= rules.stable
-    return replace(memory, attempts=(), given_up=False) if stable and memory.attempts and memory.in_flight is None else memory
+    return replace(memory, attempts=(), given_up=False) if stable and memory.attempts else memory
 
 
 def _stopped(memory: GuestMemory, obs: Observation) -> GuestMemory:
@@ -214,7 +224,7 @@ def _tell(memory: GuestMemory, decision: Decision, ran_before: bool) -> Iterator
     """`guest_down` opens an episode, `guest_waiting` names each further guard once. A guest that is down on purpose is no episode."""
     if decision.guard in memory.announced or decision.guard is Guard.START:
         return
-    if decision.guard is Guard.ONBOOT_OFF and not ran_before:
+    if memory.onboot is False and not (decision.guard is Guard.ONBOOT_OFF and ran_before):
         return
     kind = Event.GUEST_WAITING if memory.announced else Event.GUEST_DOWN
     cause = describe(memory.cause) if memory.cause_read else "the task history could not be read"
@@ -233,7 +243,8 @@ def _offline(memory: GuestMemory, decision: Decision, obs: Observation) -> Guest
 
 def _waits_for_backup(memory: GuestMemory, decision: Decision, obs: Observation, rules: Rules, notices: list[Notice]) -> GuestMemory:
     seen = obs.guests[decision.id]
-    if decision.guard not in (Guard.BACKUP, Guard.BACKUP_UNKNOWN) and not (decision.guard is Guard.LOCKED and seen.lock == "backup"):
+    waits = decision.guard in (Guard.BACKUP, Guard.BACKUP_UNKNOWN) or (decision.guard is Guard.LOCKED and seen.lock == "backup")
+    if not waits or memory.onboot is False:
         return replace(memory, backup_since=None)
     since = memory.backup_since if memory.backup_since is not None else obs.at
     waited = obs.at - since

@@ -129,10 +129,10 @@ class SimPve:
     def _sees(self, task: SimTask) -> bool:
         return self._may("Sys.Audit", f"/nodes/{self.node}") or task.upid.user == self.token_id
 
-    def past_tasks(self, since: float, *, deadline: float) -> tuple[Task, ...]:
+    def past_tasks(self, *, deadline: float) -> tuple[Task, ...]:
         """Ended tasks; only our own without Sys.Audit."""
         self._call(f"GET /nodes/{self.node}/tasks?source=archive")
-        return tuple(_row(t) for t in self.world.archive if t.upid.starttime >= since and self._sees(t))
+        return tuple(_row(t) for t in self.world.archive if self._sees(t))
 
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """The complete grants of the install table less what was revoked."""
