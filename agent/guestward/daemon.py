@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from guestward import __version__
 from guestward.adapters.cadence import Cadence
@@ -42,7 +43,8 @@ class Daemon:
         self._told_ready = False
         self._environ = environ
         self.clock = HostClock(config.host.root, self._stop)
-        self.journal = JsonJournal(sys.stdout, config.log.level, self.clock, under_systemd(sys.stdout, environ))
+        log = _log_stream()
+        self.journal = JsonJournal(log, config.log.level, self.clock, under_systemd(log, environ))
         self.journal.capture_libraries()
         self.metrics = Metrics()
         self.journal.listen(self.metrics.hear)
@@ -174,6 +176,8 @@ class Daemon:
         self.journal.emit(Event.DAEMON_STOPPING, message=text, signal=self._signal, in_flight=in_flight)
         self.server.stop()
         if ended:
+            self.watch.state.ended = True
+            self.watch.state.publish()
             self.store.close()
         self.journal.close(0.5)
         if not ended:
@@ -192,9 +196,15 @@ def _status(board: Board) -> str:
     return f"{len(mine)} guests, {down} stopped; {board.sweeps} complete sweeps since boot{gate}"
 
 
+def _log_stream() -> TextIO:
+    """stdout; Python has none when it was closed before the start, and then nobody wants the log."""
+    return sys.stdout if sys.stdout is not None else open(os.devnull, "w", encoding="ascii")
+
+
 def reject(error: ConfigError) -> int:
     """Say in the journal that the agent does not start, and why. Returns the exit code."""
-    journal = JsonJournal(sys.stdout, "info", HostClock(Path("/")), under_systemd(sys.stdout, os.environ))
+    log = _log_stream()
+    journal = JsonJournal(log, "info", HostClock(Path("/")), under_systemd(log, os.environ))
     text = f"the agent does not start and no guest is guarded: {error}"
     journal.emit(Event.CONFIG_REJECTED, message=text, file=error.file, key=error.key, reason=error.reason)
     journal.close()

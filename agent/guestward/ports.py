@@ -210,7 +210,7 @@ class Row:
 class Board:
     """The last look, for people and metrics. All times but wall are seconds since host boot.
 
-    aborted: why the last look saw nothing; the rows are then those of an earlier one, seen at `seen_at`.
+    aborted: why the last look saw nothing; the rows are then those of an earlier one, seen at `seen_at`. ended: the agent was stopped.
     """
 
     node: str
@@ -228,3 +228,4 @@ class Board:
     last_complete_wall: float | None = None
     lost: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    ended: bool = False

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from guestward.demo.pvehost import PveHost
 
+CLOSED = -1
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0  # for everything that has to happen; the machine may be busy
 SHORT: Mapping[str, Mapping[str, object]] = {
@@ -110,6 +111,8 @@ class Agent:
     environ: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
+    planted: str = ""
+    """Code that is run before the agent's own: a defect, say."""
 
     def __post_init__(self) -> None:
         """Write the configuration; nothing runs yet."""
@@ -178,13 +181,14 @@ class Agent:
         return self._run is not None and self._run.process.poll() is None
 
     def start(self, *, stdout: int | None = None) -> None:
-        """Start the process. stdout: a descriptor to write to instead of the pipe that is read here."""
+        """Start the process. stdout: a descriptor to write to instead of the pipe that is read here, or CLOSED."""
         assert not self.alive
+        closing = ["sh", "-c", 'exec "$@" >&-', "sh"] if stdout == CLOSED else []
         with (self.folder / "stderr").open("ab") as stderr:
             process = subprocess.Popen(
-                [*_python(), "run", "--config", str(self.config_file)],
+                [*closing, *self._program(), "run", "--config", str(self.config_file)],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if stdout is None else stdout,
+                stdout=subprocess.PIPE if stdout is None else subprocess.DEVNULL if stdout == CLOSED else stdout,
                 stderr=stderr,
                 cwd=self.folder,
                 env=self._environment(),
@@ -194,6 +198,13 @@ class Agent:
             reader = threading.Thread(target=self._read, args=(process.stdout,), name="log", daemon=True)
             reader.start()
         self._run = _Run(process, reader)
+
+    def _program(self) -> list[str]:
+        if not self.planted:
+            return _python("-m", "guestward")
+        script = self.folder / "planted.py"
+        script.write_text(f"{self.planted}\nimport sys\nfrom guestward.cli import main\nsys.exit(main())\n")
+        return _python(str(script))
 
     @contextmanager
     def silent(self, stdout: int) -> Iterator[Agent]:
@@ -347,7 +358,7 @@ class Agent:
     def cli(self, *words: str, environ: Mapping[str, str] | None = None) -> Answer:
         """Run a command with this agent's configuration."""
         done = subprocess.run(
-            [*_python(), *words, "--config", str(self.config_file)],
+            [*_python("-m", "guestward"), *words, "--config", str(self.config_file)],
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -383,13 +394,13 @@ class Agent:
         assert stderr == b"", "the agent wrote to stderr"
         torn = self._run is not None and self._run.killed
         assert torn or not self.events(broken=lambda line: line is not None), "a line of the log is no JSON"
-        assert not self.events("internal_error"), "the agent met a defect of its own"
+        assert self.planted or not self.events("internal_error"), "the agent met a defect of its own"
 
 
-def _python() -> list[str]:
+def _python(*program: str) -> list[str]:
     if os.environ.get("GUESTWARD_COVERAGE"):
-        return [sys.executable, "-m", "coverage", "run", "-p", f"--rcfile={REPOSITORY / 'pyproject.toml'}", "-m", "guestward"]
-    return [sys.executable, "-m", "guestward"]
+        return [sys.executable, "-m", "coverage", "run", "-p", f"--rcfile={REPOSITORY / 'pyproject.toml'}", *program]
+    return [sys.executable, *program]
 
 
 def _merged(base: Mapping[str, Mapping[str, object]], over: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:

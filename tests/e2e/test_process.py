@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .agent import Agent, has, is_json_line, wait_until
+from .agent import CLOSED, Agent, has, is_json_line, wait_until
 from .side_by_side import Stage, long, scenario
 
 START = "POST /nodes/pve1/lxc/101/status/start"
@@ -91,6 +91,23 @@ def test_killed_while_a_lost_answer_is_looked_for_the_start_is_found_by_the_next
     result = agent.wait_for("start_result")
     assert result["outcome"] == "started" and has("vzstart:101")(result["upid"])
     assert host.effects() == [("start", 101)]
+
+
+@scenario
+def test_killed_again_and_again_it_sends_no_more_than_three_starts(stage: Stage) -> None:
+    """I5: whatever was not yet written down when the power went."""
+    host = stage.host
+    host.add_guest(101, start=["fail: no space left"], start_takes=0.1)
+    agent = stage.agent()
+    host.die(101)
+    for event in ("start_attempt", "start_result") * 3:
+        mark = agent.mark
+        agent.wait_for(event, after=mark)
+        agent.kill9()
+        agent.start()
+    agent.wait_for("given_up")
+    agent.sweeps(3)
+    assert host.effects() == [("start", 101)] * 3
 
 
 @scenario
@@ -401,6 +418,38 @@ def test_systemd_is_told_of_progress_and_of_nothing_else(stage: Stage) -> None:
         wait_until(lambda: manager.count("STOPPING=1") == 1)
 
 
+DEFECT = """
+from guestward.duties.power import PowerWatch
+sweep, left = PowerWatch.sweep, [3]
+def broken(self):
+    left[0] -= 1
+    if left[0] >= 0:
+        raise KeyError("defect")
+    return sweep(self)
+PowerWatch.sweep = broken
+"""
+
+
+@scenario
+def test_a_defect_ends_one_sweep_and_is_no_progress(stage: Stage) -> None:
+    """C79, C105: said with its place, the next sweep comes, and systemd is told nothing that sounds like life."""
+    host = stage.host
+    host.add_guest(101, status="stopped", start_takes=0.1)
+    with systemd(stage) as manager:
+        agent = stage.agent_of({"NOTIFY_SOCKET": manager.address})
+        agent.planted = DEFECT
+        with agent:
+            agent.wait_for("internal_error")
+            wait_until(lambda: len(agent.events("internal_error")) == 2)
+            assert manager.told == []
+            agent.wait_for("start_result", outcome="started")
+            assert manager.count("READY=1") == 1
+    found = agent.events("internal_error")
+    assert [(e["level"], e["where"]) for e in found] == [("error", "sweep")] * 3
+    assert has("KeyError", "planted.py:", "defect")(found[0]["reason"])
+    assert host.effects() == [("start", 101)]
+
+
 @scenario
 def test_ready_comes_with_an_aborted_first_sweep_too(stage: Stage) -> None:
     stage.host.pveproxy(False)
@@ -447,6 +496,15 @@ def test_a_log_that_was_closed_stops_no_sweep(stage: Stage) -> None:
             goes_on(stage, agent)
     finally:
         os.close(writing)
+
+
+@scenario
+def test_an_agent_that_was_given_no_stdout_at_all_guards_all_the_same(stage: Stage) -> None:
+    stage.host.add_guest(101, start_takes=0.1)
+    agent = stage.agent_of()
+    with agent.silent(CLOSED):
+        wait_until(lambda: agent.swept() > 0)
+        goes_on(stage, agent)
 
 
 @scenario

@@ -11,7 +11,7 @@ import ssl
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import requests
 from proxmoxer import ProxmoxAPI
 
 from guestward.demo.pvehost import PveHost
+
+from .agent import wait_until
 
 ME = "guestward-pve1@pve!agent"
 UPID = re.compile(r"UPID:pve1:([0-9A-F]{8}):([0-9A-F]{8,9}):([0-9A-F]{8}):([^:\s/]+):([^:\s/]*):([^:\s/]+):")
@@ -62,13 +64,6 @@ class Client:
 
     def row(self, path: str, vmid: int) -> dict[str, Any]:
         return next(row for row in self.get(path) if row.get("vmid") == vmid)
-
-
-def wait_until(predicate: Callable[[], object], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while not predicate():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
 
 
 def line(response: requests.Response) -> tuple[int, str]:

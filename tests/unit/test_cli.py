@@ -394,22 +394,3 @@ for words in ("status", "explain 103", "hold 103", "release 103", "rearm 103", "
     env = {**os.environ, "GUESTWARD_CONFIG": str(looked.file)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=env, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def cpu_seconds(words: list[str]) -> float:
-    before = os.times()
-    subprocess.run(words, capture_output=True, timeout=20, check=True)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
-
-
-def test_status_is_there_at_once(looked: Config) -> None:
-    """150 ms of processor time at best; where the machine is slow just now, as many starts of a bare interpreter as that is elsewhere."""
-    call(looked, "status")
-    best, bare = 9.9, 9.9
-    for _ in range(8):
-        bare = min(bare, cpu_seconds([sys.executable, "-S", "-c", "pass"]))
-        best = min(best, cpu_seconds(command(looked, "status")))
-        if best <= max(0.15, 15 * bare):
-            break
-    assert best <= max(0.15, 15 * bare), (best, bare)

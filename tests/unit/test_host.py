@@ -141,9 +141,17 @@ def test_a_host_that_is_well(tree: Tree) -> None:
         hold_file=False,
         maintenance=False,
         names=NodeNames({}, {}),
+        local_node="pve1",
     )
     assert tree.backups() == BackupWitnesses(flock=None, live_upid=None, archives=frozenset())
     assert tree.witness.frozen([110]) == frozenset()
+
+
+def test_a_local_link_that_names_no_node_tells_none(tree: Tree) -> None:
+    link = tree.root / "etc/pve/local"
+    link.unlink()
+    link.symlink_to("elsewhere")
+    assert tree.host().local_node is None
 
 
 def test_an_empty_tree_says_of_everything_that_it_cannot_be_told(tree: Tree) -> None:

@@ -511,6 +511,16 @@ def test_c01_a_pool_member_that_no_list_shows_makes_the_list_a_lie() -> None:
     assert "102" in str(lines(sim, "sweep_aborted")[0].fields["reason"])
 
 
+def test_a_node_name_that_is_another_nodes_aborts_and_touches_nobody() -> None:
+    """One agent a node: asked for pve2 on pve1, the API would answer for pve2, and its guests would be started twice (C31)."""
+    sim = simulation()
+    down(sim, 101)
+    sim.world.local_name = "pve2"
+    sim.run(300)
+    assert (sim.starts(), [entry.level for entry in lines(sim, "sweep_aborted")]) == ([], ["warn", "error"])
+    assert "pve2" in str(lines(sim, "sweep_aborted")[0].fields["reason"])
+
+
 def test_a_missing_etc_pve_is_no_empty_host() -> None:
     sim = simulation()
     down(sim, 101)

@@ -50,6 +50,7 @@ class LinuxHost:
             hold_file=self._hold_file(),
             maintenance=self._maintenance(),
             names=self._names(),
+            local_node=self._local_node(),
         )
 
     def backups(self) -> BackupWitnesses:
@@ -63,6 +64,13 @@ class LinuxHost:
 
     def _at(self, path: str) -> str:
         return os.path.join(self._root, path)
+
+    def _local_node(self) -> str | None:
+        try:
+            target = os.readlink(self._at("etc/pve/local"))
+        except OSError:
+            return None  # `pmxcfs` says so
+        return target.removeprefix("nodes/") if target.startswith("nodes/") else None
 
     def _quorate(self) -> Reading[bool]:
         """The owner's write bit, not access(2): root may always write (pve-cluster Cluster.pm:check_cfs_quorum).

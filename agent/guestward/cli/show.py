@@ -40,7 +40,7 @@ class View:
     @property
     def alive(self) -> bool:
         """Whether the agent has looked lately, whatever it saw."""
-        return self.same_boot and self.now - self.board.at <= self.limit
+        return self.same_boot and not self.board.ended and self.now - self.board.at <= self.limit
 
     @property
     def stale(self) -> bool:
@@ -55,7 +55,7 @@ class View:
     @property
     def acting(self) -> bool:
         """Whether what was planned at the last look is going to happen."""
-        return not self.stale and not self.board.aborted
+        return not self.stale and not self.board.aborted and not self.board.ended
 
     @property
     def verdict(self) -> int:
@@ -368,6 +368,8 @@ def _warning(seen: View) -> str:
     """What makes the answer less than it seems, for people."""
     if not seen.same_boot:
         return f"The host has booted since the agent last looked: what is shown is from before, and nobody guards the guests. {NOT_RUNNING}"
+    if seen.board.ended:
+        return f"The agent was stopped {span(seen.since(seen.board.at))} ago, and nobody guards the guests. {NOT_RUNNING}"
     if not seen.alive:
         return f"This is old: the agent last looked {span(seen.since(seen.board.at))} ago, and nobody guards the guests. {NOT_RUNNING}"
     if seen.board.aborted:

@@ -66,6 +66,10 @@ def _observe(env: Env, rules: Rules, cache: ConfigCache, deadline: float) -> Obs
     host = env.host.host()
     if not host.pmxcfs:
         raise LookAbortedError("/etc/pve/local is missing: pmxcfs (pve-cluster.service) is down, so nobody knows which guests exist")
+    if host.local_node not in (None, env.pve.node):
+        raise LookAbortedError(
+            f"this host is the node {host.local_node}, but [pve] node says {env.pve.node}: other nodes' guests are not ours"
+        )
     lost = proven_grants(env, rules, deadline)
     guests, members = _listing(env, rules, host, deadline)
     obs = Observation(

@@ -36,6 +36,7 @@ class WatchState:
     last_complete: tuple[float, float] | None = None
     seeded: bool = False
     gap: str = ""
+    ended: bool = False
     board: Board | None = None
     saved: dict[GuestId, GuestMemory] = field(init=False)
 
@@ -113,6 +114,7 @@ class WatchState:
             last_complete_wall=self.last_complete[1] if self.last_complete else None,
             lost=tuple(sorted(str(grant) for grant in self.teller.lost)),
             required=tuple(str(grant) for grant in grants),
+            ended=self.ended,
         )
 
     def _row(self, obs: Observation, decision: Decision) -> Row:

@@ -54,7 +54,8 @@ class GuestMemory:
     """One guest as we knew it at the last look.
 
     identity: who it is since it last ran; empty until its configuration was read after that. onboot: as last read.
-    ran: seen running on this node. new: appeared while we watched. away: lives on another node now. down_since: first seen stopped. startable_since: first seen stopped with nothing in the way.
+    ran: seen running on this node. new: appeared while we watched. away: lives on another node now. down_since: first seen stopped.
+    startable_since: first seen stopped with nothing in the way.
     announced: guards already told in this episode. stable_since: since when it has run without a break and without a lock.
     blocked_storages: storages seen offline while it was down. suspect, not_working: a state in which it does not work, seen once and told.
     """

@@ -33,7 +33,11 @@ class NodeNames:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """The host's own witnesses. pmxcfs: whether `/etc/pve/local` is there (`Cluster.pm:check_cfs_is_mounted`)."""
+    """The host's own witnesses.
+
+    pmxcfs: whether `/etc/pve/local` is there (`Cluster.pm:check_cfs_is_mounted`). local_node: the node that it points at, None where
+    that cannot be told.
+    """
 
     pmxcfs: bool
     quorate: Reading[bool]
@@ -42,6 +46,7 @@ class HostState:
     hold_file: Reading[bool]
     maintenance: Reading[bool]
     names: Reading[NodeNames]
+    local_node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

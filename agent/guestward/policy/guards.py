@@ -107,7 +107,7 @@ def _new_here(case: Case) -> Answer:
 def _held(case: Case) -> Answer:
     if case.hold is not None:
         hold, remaining = case.hold
-        return True, f"held by {hold.by} for {remaining:.0f} s more: {hold.reason or 'no reason given'}"
+        return True, f"held by {hold.by} for {minutes(remaining)} more: {hold.reason or 'no reason given'}"
     if not case.rules.operator_stop_holds:
         return False, "no hold"
     if is_deliberate(case.memory.cause):
@@ -115,6 +115,11 @@ def _held(case: Case) -> Answer:
     if not case.guest.running and not case.memory.cause_read:
         return True, "operator_stop is hold, and the task history could not be read yet"
     return False, "no hold, and nobody stopped it through PVE"
+
+
+def minutes(seconds: float) -> str:
+    """A stretch of time that need not be exact: `40 s`, `119 min`."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _ha(case: Case) -> Answer:
@@ -165,13 +170,12 @@ def _host_gate(case: Case) -> Answer:
 
 def _unconfirmed(case: Case) -> Answer:
     since = case.memory.startable_since
-    if since is None or case.obs.at - since < case.rules.confirm:
-        first = case.obs.at if since is None else since
-        return (
-            True,
-            f"seen stopped with nothing in its way since {case.obs.at - first:.0f} s; a second look at {case.rules.confirm:g} s decides",
-        )
-    return False, f"seen stopped twice, {case.obs.at - since:.0f} s apart"
+    if since is None:
+        return True, f"seen stopped with nothing in its way for the first time; a second look after {case.rules.confirm:g} s decides"
+    ago = case.obs.at - since
+    if ago < case.rules.confirm:
+        return True, f"seen stopped with nothing in its way once, {ago:.0f} s ago; a second look after {case.rules.confirm:g} s decides"
+    return False, f"seen stopped twice, {ago:.0f} s apart"
 
 
 def offline_storages(case: Case) -> frozenset[str]:

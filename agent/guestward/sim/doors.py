@@ -236,6 +236,7 @@ class SimWitness:
             hold_file=self._read("hold_file", world.hold_file),
             maintenance=self._read("maintenance", world.maintenance),
             names=self._read("names", NodeNames(here, away)),
+            local_node=(world.local_name or world.node) if world.pmxcfs else None,
         )
 
     def backups(self) -> BackupWitnesses:

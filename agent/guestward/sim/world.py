@@ -61,6 +61,7 @@ class World:
     def __init__(self, *, node: str = "pve1", token_id: str = "guestward-pve1@pve!agent") -> None:  # noqa: S107 - an id
         """An empty node that is up."""
         self.node, self.token_id = node, token_id
+        self.local_name = ""  # what /etc/pve/local says, where it is not our node
         self.now = 0.0
         self.boot_offset, self.wall_offset, self.boot = BOOTED, EPOCH, 1
         self.guests: dict[int, SimGuest] = {}
