@@ -157,13 +157,19 @@ class Daemon:
             self.env.pve = self._pve(new, node)
             self.env.host = LinuxHost(new.host.root, node)
         if new.metrics != old.metrics:
-            self.server.stop()
-            self.server = MetricsServer(new.metrics.listen, self.metrics.expose, self.journal, self.clock)
-            self.server.start()
+            self._move_metrics(new.metrics.listen)
         late = [f"[{name}]" for name in NEEDS_RESTART if getattr(new, name) != getattr(old, name)]
         rest = f"; what changed in {', '.join(late)} takes effect at the next start" if late else ""
         self.journal.emit(Event.CONFIG_RELOADED, message=f"the configuration was read again and is in force{rest}", file=str(new.file))
         self._plan_sweeps()
+
+    def _move_metrics(self, listen: str) -> None:
+        failing = self.server.address is None
+        self.server.stop()
+        self.server = MetricsServer(listen, self.metrics.expose, self.journal, self.clock)
+        self.server.start()
+        if failing and self.server.address is not None:  # the new server does not know what the old one told
+            self.journal.emit(Event.METRICS_RESTORED, message=f"metrics are served on {listen}", listen=listen)
 
     def _end(self) -> int:
         """Within 5 s. What was begun is in the store and is followed at the next start; nothing is begun any more."""

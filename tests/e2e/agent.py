@@ -39,18 +39,18 @@ SHORT: Mapping[str, Mapping[str, object]] = {
         "heartbeat_every": 1000,
     },
 }
-_ports = itertools.count(20_000 + os.getpid() % 1000 * 10)  # below those that the kernel gives to clients
+_ports = itertools.count(20_000 + os.getpid() % 120 * 100)  # below those that the kernel gives to clients
 _port_lock = threading.Lock()
 
 Record = dict[str, Any]
 
 
-def wait_until(predicate: Callable[[], object], timeout: float = PATIENCE) -> None:
+def wait_until(predicate: Callable[[], object], timeout: float = PATIENCE, every: float = 0.01) -> None:
     """Look again and again until it is so."""
     deadline = time.monotonic() + timeout
     while not predicate():
         assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def free_port() -> int:
@@ -343,15 +343,17 @@ class Agent:
     def sweeps(self, more: int, result: str | None = None) -> None:
         """Wait until so many sweeps have been made that began after now."""
         before = self.swept()
-        self._until_swept(before + 1, None)  # the one that may be under way
-        self._until_swept(self.swept(result) + more, result)
+        self.until_swept(before + 1)  # the one that may be under way
+        self.until_swept(self.swept(result) + more, result)
 
-    def _until_swept(self, count: int, result: str | None) -> None:
-        deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-        while self.swept(result) < count:
+    def until_swept(self, count: int, result: str | None = None) -> None:
+        """Wait until this process has made so many sweeps in all."""
+
+        def enough() -> bool:
             assert self.alive, "the agent ended"
-            assert time.monotonic() < deadline, f"fewer than {count} {result or ''} sweeps"
-            pause.wait(0.1)
+            return self.swept(result) >= count
+
+        wait_until(enough, every=0.1)
 
     # ------------------------------------------------------------- commands
 

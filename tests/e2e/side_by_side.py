@@ -20,7 +20,7 @@ from guestward.demo.pvehost import PveHost
 
 from .agent import Agent
 
-AT_ONCE = 16
+AT_ONCE = 24
 LONGEST = 120.0
 
 
@@ -50,7 +50,7 @@ class Stage:
         """An agent that has made its first sweep."""
         agent = self.stack.enter_context(self.agent_of(environ, host, **settings))
         agent.wait_for("daemon_started")
-        agent._until_swept(1, None)
+        agent.until_swept(1)
         return agent
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .agent import CLOSED, Agent, has, is_json_line, wait_until
+from .agent import CLOSED, Agent, free_port, has, is_json_line, wait_until
 from .side_by_side import Stage, long, scenario
 
 START = "POST /nodes/pve1/lxc/101/status/start"
@@ -138,7 +138,8 @@ def test_it_ends_in_good_order(stage: Stage, number: int) -> None:
     assert agent.sigterm(number) < 5
     assert agent.events("daemon_stopping")[0]["signal"] == signal.Signals(number).name
     assert agent.records[-1]["event"] == "daemon_stopping" and agent.records[-1]["in_flight"] == 0
-    assert agent.cli("status").code == 0  # what was seen stays readable
+    status = agent.cli("status")
+    assert status.code == 1 and has("lxc/101", "nobody guards")(status.out + status.err)  # what was seen stays readable
 
 
 @scenario
@@ -346,6 +347,21 @@ def test_a_metrics_port_that_is_taken_costs_no_sweep(stage: Stage) -> None:
     agent.wait_for("metrics_restored", timeout=60)
     assert agent.metrics()['guest_up{id="lxc/101"}'] == 1
     assert len(agent.events("metrics_failed")) == 1 and len(agent.events("metrics_restored")) == 1
+
+
+@scenario
+def test_metrics_that_move_to_a_free_port_are_restored(stage: Stage) -> None:
+    agent = stage.agent_of()
+    with socket.socket() as other, agent:
+        other.bind(("127.0.0.1", agent.metrics_port))
+        other.listen()
+        agent.wait_for("metrics_failed")
+        agent.metrics_port = free_port()
+        agent.configure()
+        agent.hup()
+        restored = agent.wait_for("metrics_restored")
+        assert restored["listen"] == f"127.0.0.1:{agent.metrics_port}"
+        agent.sweeps(1)
 
 
 # ----------------------------------------------------------------- systemd
