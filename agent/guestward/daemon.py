@@ -41,6 +41,7 @@ class Daemon:
         self._stop, self._reload = threading.Event(), threading.Event()
         self._signal = ""
         self._told_ready = False
+        self._defects: dict[str, str] = {}
         self._environ = environ
         self.clock = HostClock(config.host.root, self._stop)
         log = _log_stream()
@@ -103,17 +104,21 @@ class Daemon:
         self._reload.set()
 
     def _guarded(self, where: str, do: Callable[[], None]) -> Callable[[], None]:
-        """A defect ends the look and not the agent. It is no progress: if it comes every time, systemd's watchdog restarts us (C105)."""
+        """A defect ends the look and not the agent, and is told once. It is no progress: if it lasts, systemd restarts us (C105)."""
 
         def job() -> None:
             try:
                 do()
+                self._defects.pop(where, None)
             except Exception as error:  # noqa: BLE001 - the one edge at which a defect of ours is caught
                 trace = error.__traceback__
                 while trace is not None and trace.tb_next is not None:
                     trace = trace.tb_next
                 spot = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else "?"
                 reason = bounded(f"{type(error).__name__} at {spot}: {error}")
+                if self._defects.get(where) == reason:
+                    return
+                self._defects[where] = reason
                 text = f"a defect in guestward ended this {where}; the next one comes as planned. Please report it: {reason}"
                 self.journal.emit(Event.INTERNAL_ERROR, message=text, where=where, reason=reason)
 

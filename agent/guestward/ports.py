@@ -150,8 +150,8 @@ class Store(Protocol):
         """Write in one transaction and make it durable before returning."""
         ...
 
-    def holds(self) -> tuple[Hold, ...]:
-        """All holds written down, ended ones included."""
+    def holds(self) -> Reading[tuple[Hold, ...]]:
+        """All holds written down, ended ones included; Unreadable where there may be some that cannot be known."""
         ...
 
     def drop_holds(self, holds: Iterable[Hold]) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import socketserver
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -400,22 +401,39 @@ def test_a_state_folder_that_is_missing(shared: PveHost, run: Run, tmp_path: Pat
     assert not (tmp_path / "none").exists(), "check only reads"
 
 
-@pytest.mark.parametrize("damage", ["rubbish", "newer"])
-def test_a_state_that_is_none(damage: str, shared: PveHost, run: Run, tmp_path: Path) -> None:
-    import sqlite3
+SAID = {
+    "rubbish": ("not a database", "sets it aside when it starts", "its holds are gone: set them again"),
+    "inner page": ("is damaged", "sets it aside when it starts", "holds"),
+    "hold": ("does not hold what it should", "sets it aside when it starts", "its holds are gone: set them again"),
+    "newer": ("written by a newer Guestward", "the agent leaves it", "holds that were read go on: 1"),
+    "newer without holds": ("written by a newer Guestward", "the agent leaves it", "no guest is started until"),
+}
 
+
+@pytest.mark.parametrize("damage", SAID)
+def test_a_state_that_is_none(damage: str, shared: PveHost, run: Run, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
+    file = state / store.FILE
+    store.add_hold(state, Hold(None, "x" * 9000, "x", 1.0, "b", 0.0, 0.0))  # reaches over several pages
+    assert (run(shared)[0], len(store.list_holds(state))) == (0, 1)
     if damage == "rubbish":
-        (state / store.FILE).write_text("rubbish " * 2000)
+        file.write_text("rubbish " * 2000)
+    elif damage == "inner page":
+        data = bytearray(file.read_bytes())
+        data[-4096:] = b"\xff" * 4096
+        file.write_bytes(data)
     else:
-        store.add_hold(state, Hold(None, "", "x", 1.0, "b", 0.0, 0.0))
-        with contextlib.closing(sqlite3.connect(state / store.FILE)) as connection:
-            connection.execute("PRAGMA user_version=99")
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as connection:
+            connection.execute("UPDATE hold SET hold = '{}'" if damage == "hold" else "PRAGMA user_version=99")
+            if damage == "newer without holds":
+                connection.execute("DROP TABLE hold")
     before = {path.name: path.read_bytes() for path in state.iterdir()}
     code, findings = run(shared)
     assert (code, bad(findings)) == (1, ["state"])
-    assert (state / store.FILE).read_bytes() == before[store.FILE]
+    assert all(part in found(findings, "state")["detail"] for part in SAID[damage]), found(findings, "state")
+    assert f"{file}* away" in found(findings, "state")["hint"]
+    assert {path.name: path.read_bytes() for path in state.iterdir()} == before, "check only reads"
 
 
 @pytest.fixture

@@ -221,14 +221,14 @@ class TestOwnStarts:
 
     def test_ours_since_then_oldest_first(self) -> None:
         first, second = task("vzstart", "101", TOKEN, at=AT), task("vzstart", "101", TOKEN, at=AT + 5, said=Ok())
-        assert own_starts([second, first, first], CT, TOKEN, AT) == [first.upid, second.upid]
+        assert own_starts([second, first, first], CT, TOKEN, AT, AT + 60) == [first.upid, second.upid]
 
     def test_one_that_was_handed_to_ha_is_ours(self) -> None:
-        assert len(own_starts([task("hastart", "201", TOKEN, at=AT)], VM, TOKEN, AT)) == 1
-        assert len(own_starts([task("qmstart", "201", TOKEN, at=AT)], VM, TOKEN, AT)) == 1
+        assert len(own_starts([task("hastart", "201", TOKEN, at=AT)], VM, TOKEN, AT, AT + 60)) == 1
+        assert len(own_starts([task("qmstart", "201", TOKEN, at=AT)], VM, TOKEN, AT, AT + 60)) == 1
 
     def test_the_wall_clock_does_not_matter(self) -> None:
-        assert len(own_starts([task("vzstart", "101", TOKEN, at=AT, wall=17)], CT, TOKEN, AT)) == 1
+        assert len(own_starts([task("vzstart", "101", TOKEN, at=AT, wall=17)], CT, TOKEN, AT, AT + 60)) == 1
 
     @pytest.mark.parametrize(
         "other",
@@ -241,8 +241,19 @@ class TestOwnStarts:
             task("vzstop", "101", TOKEN, at=AT),
             task("qmstart", "101", TOKEN, at=AT),
             task("vzstart", "101", TOKEN, at=AT - 1),
+            task("vzstart", "101", TOKEN, at=AT + 61),
         ],
-        ids=["root's", "another token's", "its user's", "another guest's", "nobody's", "a stop", "of the other kind", "an older one"],
+        ids=[
+            "root's",
+            "another token's",
+            "its user's",
+            "another guest's",
+            "nobody's",
+            "a stop",
+            "of the other kind",
+            "an older one",
+            "of an earlier boot, ahead of now",
+        ],
     )
     def test_no_other(self, other: Any) -> None:
-        assert own_starts([other], CT, TOKEN, AT) == []
+        assert own_starts([other], CT, TOKEN, AT, AT + 60) == []

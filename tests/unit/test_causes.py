@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from guestward.model.memory import StopCause
-from guestward.model.task import Ok, Task
-from guestward.policy.causes import born_again, describe, is_deliberate, mass_stop, stop_cause
+from guestward.model.task import Error, Ok, Task
+from guestward.policy.causes import born_since, describe, is_changing, is_deliberate, mass_stop, of_this_boot, stop_cause
 from tests.unit.build import AT, TOKEN, WALL, cause, task
 
 
 def ended(kind: str, id: str = "101", user: str = "root@pam", *, at: float = AT - 50, **of: Any) -> Task:
-    return task(kind, id, user, said=Ok(), at=at, **of)
+    return task(kind, id, user, **({"said": Ok()} | of), at=at)
 
 
 def ask(*tasks: Task, vmid: int = 101, not_before: float | None = None) -> StopCause | None:
@@ -76,22 +76,39 @@ def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -
     assert found.task == "vzstop"
 
 
-@pytest.mark.parametrize(
-    ("history", "born"),
-    [
-        ((), False),
-        (("vzrestore", "vzdestroy", "vzstart"), True),
-        (("vzdestroy", "vzstart"), True),
-        (("vzstart", "vzrestore"), False),
-        (("vzstop", "vzcreate"), True),
-        (("vzstop", "vzstart", "vzcreate"), False),
-    ],
-)
-def test_a_guest_made_under_the_vmid_after_the_last_start_is_another_guest(history: tuple[str, ...], born: bool) -> None:
-    """A restore keeps names, disks and MAC addresses, so the task history is what tells; newest first."""
-    tasks = [ended(kind, at=AT - 10 * number) for number, kind in enumerate(history, 1)]
-    assert born_again(tasks, 101) is born
-    assert not born_again(tasks, 102)
+@pytest.mark.parametrize("kind", ["vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"])
+def test_a_guest_made_or_destroyed_under_the_vmid_since_then_is_another_guest(kind: str) -> None:
+    """A restore keeps names, disks and MAC addresses, so the task history is what tells."""
+    made = ended(kind, at=AT - 100)
+    assert born_since([ended("vzstop", at=AT - 50), made], 101, AT - 100)
+    assert not born_since([made], 101, AT - 99)
+    assert not born_since([made], 102, AT - 100)
+
+
+def test_a_making_that_failed_made_nobody() -> None:
+    assert not born_since([ended("vzrestore", at=AT - 100, said=Error("unable to restore CT 101"))], 101, AT - 200)
+
+
+def test_a_stop_or_start_that_failed_changed_nothing_but_a_reboot_that_failed_stopped_it() -> None:
+    """Timelines 5b: `startup for container '110' failed`."""
+    no = Error("CT is locked (backup)")
+    assert ask(ended("vzshutdown", said=no)) is None
+    assert ask(ended("vzstart", at=AT - 10, said=no), ended("vzstop", at=AT - 50)) is not None
+    assert ask(ended("vzreboot", said=no)) is not None
+
+
+def test_a_stop_that_runs_has_not_stopped_it_yet() -> None:
+    running = task("vzshutdown", "101", at=AT - 5)
+    assert ask(running) is None
+    assert is_changing([running], 101)
+    assert not is_changing([running], 102)
+    assert not is_changing([ended("vzshutdown"), task("vzstart", "101")], 101)
+
+
+def test_tasks_of_an_earlier_boot_are_left_out() -> None:
+    """pstart counts from the worker's own boot: one that lies ahead, or began before this boot, is of another."""
+    now, ahead, before = ended("vzstop", at=AT - 50), ended("vzstop", at=AT + 500), ended("vzstop", at=AT - 50, wall=WALL - AT - 3600)
+    assert of_this_boot([now, ahead, before], AT, WALL) == (now,)
 
 
 def test_our_own_stop_is_not_foreign() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from guestward.model.decision import Closure, Gate, GateReason
 from guestward.model.events import Level, all_events
-from guestward.model.guest import GuestConfig, GuestId, GuestKind, LiveStatus, Startup, truthy
+from guestward.model.guest import GuestConfig, GuestId, GuestKind, LiveStatus, Startup, same_guest, truthy
 from guestward.model.reading import Unreadable
 from guestward.model.task import (
     MAX_UPID,
@@ -272,13 +272,41 @@ class TestIdentity:
         "changed",
         [
             {"smbios1": "uuid=7f0c1a52-0000-4000-8000-00000000ffff"},
-            {"vmgenid": "bbbbbbbb-0000-4000-8000-000000000001"},
             {"meta": "creation-qemu=9.0.2,ctime=1730000000"},
         ],
-        ids=["another uuid", "a restore draws a new vmgenid", "created at another time"],
+        ids=["another uuid", "created at another time"],
     )
     def test_another_vm_with_the_same_vmid_differs(self, changed: dict[str, str]) -> None:
         assert qemu(**changed).identity != qemu().identity
+
+    def test_a_vm_that_was_rolled_back_is_the_same_guest(self) -> None:
+        """A rollback, like a restore, draws a new vmgenid; of a restore the task history tells."""
+        assert qemu(vmgenid="bbbbbbbb-0000-4000-8000-000000000001").identity == qemu().identity
+
+    def test_the_vmgenid_stands_in_where_a_vm_has_nothing_else(self) -> None:
+        one, other = (GuestConfig.from_api(GuestKind.QEMU, {"vmgenid": value}).identity for value in ("a", "b"))
+        assert one != other
+        assert GuestConfig.from_api(GuestKind.QEMU, {"memory": "512"}).identity == ""
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"net1": "name=eth1,bridge=vmbr0,hwaddr=BC:24:11:99:00:02,ip=dhcp,type=veth"},
+            {"rootfs": "other:vm-101-disk-0,size=8G"},
+            {"net0": "name=eth0,bridge=vmbr0,hwaddr=BC:24:11:99:00:01,ip=dhcp,type=veth"},
+        ],
+        ids=["one card more", "its root moved", "another card"],
+    )
+    def test_a_container_stays_the_same_guest_while_one_mark_stays(self, changed: dict[str, str]) -> None:
+        assert same_guest(GuestKind.LXC, lxc().identity, lxc(**changed).identity)
+
+    def test_a_container_with_no_mark_in_common_is_another(self) -> None:
+        other = lxc(rootfs="other:vm-101-disk-0", net0="name=eth0,hwaddr=BC:24:11:99:00:01").identity
+        assert not same_guest(GuestKind.LXC, lxc().identity, other)
+        assert same_guest(GuestKind.LXC, "", "")
+
+    def test_a_vm_with_one_mark_changed_is_another(self) -> None:
+        assert not same_guest(GuestKind.QEMU, qemu().identity, qemu(meta="ctime=1").identity)
 
     @pytest.mark.parametrize(
         "changed",

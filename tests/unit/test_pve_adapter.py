@@ -197,7 +197,7 @@ def test_recorded_resources(rig: Rig) -> None:
 def test_recorded_config(rig: Rig) -> None:
     rig.server.actions = [recorded("lxc-config")]
     config = rig.client().config(GuestId(GuestKind.LXC, 990004), deadline=rig.within())
-    assert not config.onboot and config.storages == {"btr"} and config.identity == "btr:990004/vm-990004-disk-1.raw"
+    assert not config.onboot and config.storages == {"btr"} and config.identity == "root=btr:990004/vm-990004-disk-1.raw"
 
 
 def test_recorded_status(rig: Rig) -> None:

@@ -119,7 +119,7 @@ class TestHistory:
     def test_a_change_of_configuration_rearms_and_says_so(self) -> None:
         known = memory(attempts=TRIED, given_up=True, cause=cause(), announced=(Guard.UNCONFIRMED, Guard.BACKOFF, Guard.EXHAUSTED))
         found = see(known, configs={CT: config(fingerprint="other")})
-        assert (found.memory.attempts, found.memory.given_up, found.memory.cause) == ((), False, None)
+        assert (found.memory.attempts, found.memory.given_up, found.memory.released) == ((), False, True)
         assert found.memory.announced == (Guard.UNCONFIRMED,)
         assert (found.memory.fingerprint, events(found)) == ("other", ["rearmed"])
 
@@ -145,7 +145,7 @@ class TestHistory:
     def test_rearm_gives_all_attempts_and_says_so_even_if_there_was_nothing_to_forget(self) -> None:
         known = memory(attempts=TRIED, given_up=True, new=True, cause=cause())
         found = rearmed_by_operator(known)
-        assert (found.memory.attempts, found.memory.given_up, found.memory.new, found.memory.cause) == ((), False, False, None)
+        assert (found.memory.attempts, found.memory.given_up, found.memory.new, found.memory.released) == ((), False, False, True)
         assert events(found) == ["rearmed"]
         assert events(rearmed_by_operator(memory())) == ["rearmed"]
 
@@ -265,7 +265,8 @@ class TestNewHere:
         known = see(known, listed(id, running=True)).memory
         known = see(known, configs={id: new}).memory
         assert not known.new
-        assert see(known, configs={id: old}).memory.new
+        other = replace(new, identity="root=elsewhere:vm-101-disk-0")
+        assert see(known, configs={id: other}).memory.new
 
     def test_a_guest_made_anew_since_it_ran_is_new(self) -> None:
         """A container that was restored in place looks the same in every respect; it is told once, and its history is another's."""

@@ -8,6 +8,7 @@ at the end.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,12 +27,15 @@ from guestward.adapters import codec
 from guestward.model.events import Event
 from guestward.model.guest import GuestId
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
+from guestward.model.reading import Reading, Unreadable
 from guestward.model.task import bounded
 from guestward.ports import Board, Journal
 
 FILE = "guestward.db"
 KEPT_CORRUPT = 3
 BUSY_S = 1.0
+_IN_PLACE = "mode=ro"  # with the locks and with what is in the WAL; leaves an empty one behind where there is none
+_AS_IT_LIES = "mode=ro&immutable=1"  # the file alone: it needs nothing but to be allowed to read it
 T = TypeVar("T")
 
 # One entry a version; each brings a file from the version before to its own. What is written down must stay readable: a change of
@@ -62,10 +66,8 @@ _ADVICE = {
     sqlite3.SQLITE_BUSY: "find out which process keeps it locked (`fuser -v`)",
     sqlite3.SQLITE_IOERR: "look at the disk and at its free space",
 }
-_MEANING = (
-    "guests are guarded as before, but attempts would be forgotten at a restart, and new holds and re-arm requests are not seen; "
-    "tried again with every sweep"
-)
+_NOT_DURABLE = "forgotten at a restart, and new holds and re-arm requests are not seen; tried again with every sweep"
+_COPIES = (None, "/dev/shm")  # noqa: S108 - where a copy can be looked at: the usual folder for such, and one that is no disk
 
 
 class StoreUnavailable(Exception):
@@ -83,11 +85,25 @@ class _Damaged(StoreUnavailable):
 
 @dataclass(slots=True)
 class _Memory:
-    """What a file held. node is None when the agent has never saved anything in it."""
+    """What a file held. node is None when the agent has never saved anything in it. unknown: why it may hold more holds, or empty.
+
+    file_id: whose the holds are, where that could be read.
+    """
 
     node: NodeMemory | None = None
     guests: dict[GuestId, GuestMemory] = field(default_factory=dict)
     holds: tuple[Hold, ...] = ()
+    unknown: str = ""
+    file_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Holds that a file shows to one who may not or cannot use it. missing: why there may be others, or empty."""
+
+    holds: tuple[Hold, ...] = ()
+    missing: str = ""
+    file_id: str = ""
 
 
 class SqliteStore:
@@ -101,7 +117,7 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._file_id = ""
-        self._memory = _Memory()
+        self._memory = _Memory(unknown="not read yet")
         self._unsaved: set[GuestId] = set()
         self._forgotten: set[GuestId] = set()
         self._saved_node: NodeMemory | None = None
@@ -141,14 +157,17 @@ class SqliteStore:
             if self._attempt("save", self._write_memory):
                 self._worked("open", "save")
 
-    def holds(self) -> tuple[Hold, ...]:
-        """All holds written down; the last known ones when they cannot be read."""
+    def holds(self) -> Reading[tuple[Hold, ...]]:
+        """All holds written down; the last known ones when they cannot be read, Unreadable as long as they never could be."""
         with self._lock:
             if self._attempt("holds", self._read_holds):
                 self._worked("holds")
+            elif self._memory.unknown:
+                rest = _rest(self._file)
+                self._memory.holds, self._memory.unknown, self._file_id = rest.holds, rest.unknown, rest.file_id
             if self._ended:
                 self.drop_holds(())
-            return self._memory.holds
+            return Unreadable(self._memory.unknown) if self._memory.unknown else self._memory.holds
 
     def drop_holds(self, holds: Iterable[Hold]) -> None:
         """Delete holds that have ended. One that cannot be deleted is not shown again, and is deleted later."""
@@ -204,12 +223,15 @@ class SqliteStore:
             self._saved_node = self._memory.node
         except StoreUnavailable as error:
             self.close()
-            self._memory = _memory_of_copy(self._file)
-            self._fail("open", error)
+            rest = _rest(self._file)
+            if not self._memory.unknown:  # it was set aside, and its holds are in memory only
+                rest.holds, rest.unknown, rest.file_id = self._memory.holds, "", ""
+            self._memory, self._file_id = rest, rest.file_id
+            self._fail("open", error, _meaning(rest, attempts_known=rest.node is not None))
 
     def _memory_of_file(self) -> _Memory:
         with _translated(self._file):
-            return _load(self._current())
+            return _load(self._current(), self._file)
 
     def _current(self) -> sqlite3.Connection:
         """The connection to the file that is there now, which need not be the one that was there at the last call."""
@@ -236,10 +258,14 @@ class SqliteStore:
             return work()
         except _Damaged as damage:
             self.close()
-            self._memory.holds = self._memory.holds or _salvaged_holds(self._file)
+            found = _written_holds(self._file)
             kept = _set_aside(self._file)
-            lost = "attempts made before are forgotten" if self._memory.node is None else "what is in memory is written to a new one"
-            self._fail("open", StoreUnavailable(f"{damage.message}; it was set aside as {kept}", "look at the disk"), lost)
+            lost = bool(self._memory.unknown and found.missing)
+            told = StoreUnavailable(f"{damage.message}; it was set aside as {kept}", "look at the disk")
+            self._fail("open", told, _meaning_of_loss(found, known=self._memory.node is not None, lost=lost), again=lost)
+            known = {hold.vmid for hold in self._memory.holds}
+            fresh = tuple(hold for hold in found.holds if hold.vmid not in known and hold not in self._ended)
+            self._memory.holds, self._memory.unknown = self._memory.holds + fresh, ""
             return work()
 
     # Doing
@@ -253,7 +279,7 @@ class SqliteStore:
             self._recovered(once)
         except StoreUnavailable as error:
             self.close()
-            self._fail(what, error)
+            self._fail(what, error, _meaning(self._memory, attempts_known=True))
             return False
         return True
 
@@ -278,7 +304,7 @@ class SqliteStore:
     def _read_holds(self, connection: sqlite3.Connection) -> None:
         found = _holds(connection)
         self._ended.intersection_update(found)
-        self._memory.holds = tuple(hold for hold in found if hold not in self._ended)
+        self._memory.holds, self._memory.unknown = tuple(hold for hold in found if hold not in self._ended), ""
 
     def _delete_ended(self, connection: sqlite3.Connection) -> None:
         if self._ended:
@@ -289,10 +315,11 @@ class SqliteStore:
 
     # Telling
 
-    def _fail(self, what: str, error: StoreUnavailable, meaning: str = _MEANING) -> None:
+    def _fail(self, what: str, error: StoreUnavailable, meaning: str, *, again: bool = False) -> None:
+        """Tell it, when all was well until now or when it is another matter that must be told."""
         first = not self._failing
         self._failing.add(what)
-        if first:
+        if first or again:
             message = "; ".join(part for part in (f"state: {error.message}", meaning, error.advice) if part)
             self._journal.emit(Event.STORE_FAILED, message=bounded(message, 600), reason=bounded(error.message))
 
@@ -301,6 +328,26 @@ class SqliteStore:
             self._failing.difference_update(what)
             if not self._failing:
                 self._journal.emit(Event.STORE_RESTORED, message=f"state: all that is in memory is in {self._file} again")
+
+
+def _meaning(memory: _Memory, *, attempts_known: bool) -> str:
+    """What it means that the file can be used no more, or not yet; only what is so in this case."""
+    if attempts_known and not memory.unknown:
+        return f"guests are guarded as before, but attempts would be {_NOT_DURABLE}"
+    attempts = "attempts are in memory" if attempts_known else "attempts made before are not known"
+    if memory.unknown:
+        holds = f"holds are not known and no guest is started until they are ({bounded(memory.unknown, 120)})"
+    else:
+        holds = f"holds that were read go on: {len(memory.holds)}" if memory.holds else "no holds are written there"
+    return f"{attempts}; {holds}; new attempts would be {_NOT_DURABLE}"
+
+
+def _meaning_of_loss(found: _Found, *, known: bool, lost: bool) -> str:
+    """What it means that the file was set aside. known: the memory of guests is not only in there. lost: holds were."""
+    attempts = "what is in memory is written to a new one" if known else "attempts made before are forgotten"
+    if lost:
+        return f"{attempts}; {'some' if found.holds else 'its'} holds are gone: set them again"
+    return f"{attempts}; its holds go on" if found.holds else attempts
 
 
 # The CLI's side. All raise StoreUnavailable and nothing else.
@@ -374,17 +421,59 @@ def _told_to_people(folder: Path) -> Iterator[None]:
         raise StoreUnavailable(error.message, "the agent sets it aside when it meets it: `systemctl restart guestward`") from None
 
 
+def inspect(folder: Path) -> str | None:
+    """What is wrong with the state and what the agent will do about it; None when nothing is, or when there is no file yet.
+
+    Nothing is changed: neither the file nor its version. Never raises.
+    """
+    file = folder / FILE
+    return _fault(file) and _fault(file)  # once more: the agent may have opened it in between, which is seen by its -wal
+
+
+def _fault(file: Path) -> str | None:
+    mode = _IN_PLACE if _in_use(file) else _AS_IT_LIES
+    try:
+        with _translated(file):
+            if not _there(file):
+                return None
+            _look_at(file)
+            with closing(_connect(file, mode)) as connection, _migrated(connection) as current:
+                _check_pages(connection)
+                _id_of(current)
+                _load(current, file)
+        return None
+    except _Damaged as error:
+        found = _written_holds(file)
+        meaning = _meaning_of_loss(found, known=False, lost=bool(found.missing))
+        return f"{error.message}; the agent sets it aside when it starts: {meaning}"
+    except StoreUnavailable as error:
+        rest = _rest(file)
+        return f"{error.message}; the agent leaves it and goes on in memory: {_meaning(rest, attempts_known=rest.node is not None)}"
+
+
+@contextmanager
+def _migrated(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """The same, or of an older version a copy in memory that is brought up as the agent will do with the file."""
+    if _check_version(connection) == VERSION:
+        yield connection
+        return
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+        connection.backup(copy)
+        _migrate(copy)
+        yield copy
+
+
 # Rows
 
 
-def _load(connection: sqlite3.Connection) -> _Memory:
+def _load(connection: sqlite3.Connection, file: Path) -> _Memory:
     try:
         node = connection.execute("SELECT CAST(memory AS BLOB) FROM node").fetchone()
         rows = connection.execute("SELECT CAST(memory AS BLOB) FROM guest").fetchall()
         guests = [codec.loads(GuestMemory, row[0]) for row in rows]
         return _Memory(codec.loads(NodeMemory, node[0]) if node else None, {memory.id: memory for memory in guests}, _decoded(connection))
     except ValueError as error:
-        raise _Damaged(f"{_name(connection)} does not hold what it should ({bounded(error.args[0], 120)})") from None
+        raise _Damaged(f"{file} does not hold what it should ({bounded(error.args[0], 120)})") from None
 
 
 def _decoded(connection: sqlite3.Connection) -> tuple[Hold, ...]:
@@ -399,14 +488,63 @@ def _holds(connection: sqlite3.Connection) -> tuple[Hold, ...]:
         raise StoreUnavailable(f"a hold in {_name(connection)} cannot be read ({bounded(error.args[0], 120)})") from None
 
 
-def _salvaged_holds(file: Path) -> tuple[Hold, ...]:
-    """What holds a damaged file still shows: a lost hold would start a guest against somebody's wish."""
-    found = []
-    with suppress(sqlite3.Error, OSError), closing(_connect(file)) as connection:
-        for row in connection.execute("SELECT CAST(hold AS BLOB) FROM hold"):
-            with suppress(ValueError):
-                found.append(codec.loads(Hold, row[0]))
-    return tuple(found)
+def _written_holds(file: Path) -> _Found:
+    """The holds of a file of whatever version, damaged or not, left as it is: a lost hold would start a guest against somebody's wish."""
+    try:
+        mode = file.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return _Found()
+    except OSError as error:
+        return _Found(missing=f"{file}: {error.strerror}")
+    if stat.S_ISREG(mode):
+        return _holds_of_file(file)
+    return _Found(missing=f"{file} is a link, which is not followed" if stat.S_ISLNK(mode) else "")
+
+
+def _holds_of_file(file: Path) -> _Found:
+    late = [name for suffix in ("-wal", "-journal") if _size(name := _beside(file, suffix))]
+    if not late:
+        found = _holds_seen(file, _AS_IT_LIES)
+        if not found.missing or not _in_use(file):
+            return found
+    found, other = _holds_seen(file, _IN_PLACE), _holds_seen(file, _AS_IT_LIES)
+    if found.missing and late and not other.missing:
+        return replace(other, missing=f"what was written last is in {late[0]}, which cannot be read ({found.missing})")
+    return max(found, other, key=_worth)
+
+
+def _worth(found: _Found) -> tuple[bool, int]:
+    return not found.missing, len(found.holds)
+
+
+def _holds_seen(file: Path, mode: str) -> _Found:
+    """One way to read them. What can be read counts, even where an error ends it."""
+    found, missing, file_id = [], "", ""
+    try:
+        with closing(_connect(file, mode)) as connection:
+            for row in connection.execute("SELECT CAST(hold AS BLOB) FROM hold"):
+                try:
+                    found.append(_tolerant(row[0]))
+                except ValueError as error:
+                    missing = f"a hold in {file} cannot be read ({bounded(str(error), 120)})"
+            with suppress(StoreUnavailable, sqlite3.Error):
+                file_id = _id_of(connection)
+    except sqlite3.Error as error:
+        missing = f"{file}: {error}"
+    return _Found(tuple(found), bounded(missing), file_id)
+
+
+def _tolerant(text: bytes | str) -> Hold:
+    """A hold; what a newer version has added to it is left out. Raises ValueError."""
+    try:
+        return codec.loads(Hold, text)
+    except ValueError as error:
+        with suppress(ValueError, TypeError, RecursionError):
+            data = json.loads(text)
+            if isinstance(data, dict):
+                names = [entry.name for entry in fields(Hold)]
+                return codec.loads(Hold, json.dumps({name: data[name] for name in names if name in data}))
+        raise error
 
 
 def _write_holds(connection: sqlite3.Connection, holds: Iterable[Hold], statement: str) -> None:
@@ -441,11 +579,7 @@ def _number(vmid: int | None) -> int:
 def _open(file: Path, *, create: bool) -> sqlite3.Connection:
     if create and not _there(file):
         _create(file)
-    status = file.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise StoreUnavailable(f"{file} is not a file", "move it away")
-    if status.st_size < _LEAST_BYTES:  # SQLite would take it for a new one
-        raise _Damaged(f"{file} is empty" if status.st_size == 0 else f"{file} is cut off after {status.st_size} bytes")
+    _look_at(file)
     connection = _connect(file)
     try:
         _migrate(connection)
@@ -455,8 +589,17 @@ def _open(file: Path, *, create: bool) -> sqlite3.Connection:
     return connection
 
 
-def _connect(file: Path) -> sqlite3.Connection:
-    uri = f"{file.absolute().as_uri()}?mode=rw"
+def _look_at(file: Path) -> None:
+    """See that SQLite would not take it for something else."""
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreUnavailable(f"{file} is not a file", "move it away")
+    if status.st_size < _LEAST_BYTES:  # SQLite would take it for a new one
+        raise _Damaged(f"{file} is empty" if status.st_size == 0 else f"{file} is cut off after {status.st_size} bytes")
+
+
+def _connect(file: Path, mode: str = "mode=rw") -> sqlite3.Connection:
+    uri = f"{file.absolute().as_uri()}?{mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA synchronous=FULL")
@@ -530,17 +673,44 @@ def _check_pages(connection: sqlite3.Connection) -> None:
         raise _Damaged(f"{_name(connection)} is damaged ({bounded(found, 120)})")
 
 
-def _memory_of_copy(file: Path) -> _Memory:
-    """What can be read of a file that SQLite cannot open where it is, as on a read-only file system."""
-    with suppress(StoreUnavailable, OSError, sqlite3.Error), tempfile.TemporaryDirectory(prefix="guestward-") as folder:
-        copy = Path(folder) / FILE
+def _rest(file: Path) -> _Memory:
+    """What can be known of a file that SQLite cannot use where it is, as on a read-only file system, or that is not ours to use."""
+    memory, found = _Memory(), _written_holds(file)
+    with suppress(StoreUnavailable, OSError, sqlite3.Error), _copy_of(file) as copy:
+        if found.missing:
+            found = max(found, _written_holds(copy), key=_worth)
+        with closing(_open(copy, create=False)) as connection:
+            _check_pages(connection)
+            memory = _load(connection, file)
+            found = _Found(memory.holds) if found.missing else found
+    memory.holds, memory.unknown, memory.file_id = found.holds, found.missing, found.file_id
+    return memory
+
+
+@contextmanager
+def _copy_of(file: Path) -> Iterator[Path]:
+    """A copy in a folder that can be written. Raises OSError when there is none, or nothing to copy."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise FileNotFoundError("no file to copy")
+    with _spare_folder() as folder:
+        copy = folder / FILE
         for suffix in ("", "-wal"):
             if not suffix or _there(_beside(file, suffix)):
                 shutil.copyfile(_beside(file, suffix), _beside(copy, suffix))
-        with closing(_open(copy, create=False)) as connection:
-            _check_pages(connection)
-            return _load(connection)
-    return _Memory()
+        yield copy
+
+
+@contextmanager
+def _spare_folder() -> Iterator[Path]:
+    for place in _COPIES:
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="guestward-", dir=place)
+        except OSError:
+            continue
+        with folder as name:
+            yield Path(name)
+            return
+    raise FileNotFoundError("no folder for a copy")
 
 
 def _set_aside(file: Path) -> str:
@@ -561,6 +731,17 @@ def _set_aside(file: Path) -> str:
 
 def _beside(file: Path, suffix: str) -> Path:
     return file.with_name(file.name + suffix)
+
+
+def _in_use(file: Path) -> bool:
+    return os.path.lexists(_beside(file, "-wal"))
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _there(file: Path) -> bool:

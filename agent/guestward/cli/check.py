@@ -239,14 +239,15 @@ class Check:
                 file.write(b"guestward check")
                 file.flush()
                 os.fsync(file.fileno())
-            store.list_holds(folder)
-            store.read_board(folder)
-            if os.path.exists(folder / store.FILE) and not os.access(folder / store.FILE, os.W_OK):
-                raise PermissionError(errno.EACCES, "the service user cannot write it", str(folder / store.FILE))
-        except store.StoreUnavailable as error:
-            return Finding("state", False, error.message, error.advice or hint)
+            if os.path.exists(folder / store.FILE) and not os.access(folder / store.FILE, os.R_OK | os.W_OK):
+                raise PermissionError(errno.EACCES, "the service user cannot read and write it", str(folder / store.FILE))
         except OSError as error:
             return Finding("state", False, f"{error.filename or folder}: {error.strerror}", hint)
+        fault = store.inspect(folder)
+        if fault is not None:
+            away = f"with the agent stopped move {folder / store.FILE}* away, and set holds again once it runs: guestward hold"
+            care = f"a newer file needs a newer Guestward, a damaged one a look at the disk; otherwise {away}"
+            return Finding("state", False, fault, care)
         return Finding("state", True, f"{folder} can be written")
 
     def _metrics(self) -> Finding:

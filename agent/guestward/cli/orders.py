@@ -46,7 +46,8 @@ class _Desk:
 
     def row(self, vmid: int | None) -> Row | None:
         """The guest at the last look; None for the node, or when nobody has looked. Raises CommandError for an unknown VMID."""
-        return find(self.board, vmid, self.config) if self.board is not None and vmid is not None else None
+        looked = self.board is not None and self.board.seen_at is not None
+        return find(self.board, vmid, self.config) if self.board is not None and looked and vmid is not None else None
 
     def hold_on(self, vmid: int | None) -> tuple[Hold, float] | None:
         """The hold that lasts on a guest, or on the node."""

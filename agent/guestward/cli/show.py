@@ -150,7 +150,9 @@ def status(config: Config, clock: Clock) -> Answer:
 def _head(seen: View) -> Iterator[str]:
     board = seen.board
     yield f"node {board.node}: {_freshness(seen)}"
-    if seen.same_boot:
+    if board.seen_at is None:
+        yield "host gate: not known yet"
+    elif seen.same_boot:
         yield f"host gate: {'open' if board.gate.open else 'CLOSED, nothing is started - ' + board.gate.evidence}"
         yield from (f"host: {warning}" for warning in board.gate.warnings)
     for hold, left in seen.holds:
@@ -165,6 +167,9 @@ def _taken_up(seen: View, hold: Hold) -> bool:
 
 
 def _guests(seen: View, rows: list[Row]) -> Iterator[str | Table]:
+    if seen.board.seen_at is None:
+        yield "guests: not known yet"
+        return
     if not rows:
         yield "no guests in the pools " + ", ".join(seen.config.scope.pools)
         return
@@ -373,7 +378,8 @@ def _warning(seen: View) -> str:
     if not seen.alive:
         return f"This is old: the agent last looked {span(seen.since(seen.board.at))} ago, and nobody guards the guests. {NOT_RUNNING}"
     if seen.board.aborted:
-        return "The agent runs, but cannot see enough to judge; what is shown is from its last good look. What is wrong: guestward check"
+        shown = "nothing was ever seen" if seen.board.seen_at is None else "what is shown is from its last good look"
+        return f"The agent runs, but cannot see enough to judge; {shown}. What is wrong: guestward check"
     return ""
 
 

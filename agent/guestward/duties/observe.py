@@ -191,10 +191,23 @@ def with_witnesses(env: Env, obs: Observation, deadline: float) -> Observation:
     return replace(obs, resources=resources, backups=env.host.backups())
 
 
-def incomplete(obs: Observation) -> str:
-    """What this look had to see and did not; empty when it saw everything (I6)."""
-    gaps = [f"{id}: {config.reason}" for id, config in obs.configs.items() if isinstance(config, Unreadable)]
-    if isinstance(obs.tasks, Unreadable):
-        gaps.insert(0, f"active tasks: {obs.tasks.reason}")
-    shown = "; ".join(gaps[:3])
-    return f"{shown}; and {len(gaps) - 3} more" if len(gaps) > 3 else shown
+def gaps(obs: Observation) -> dict[str, str]:
+    """What this look had to see and did not: what it is of -> why. Empty when it saw everything (I6)."""
+    readings: dict[str, object] = {
+        "active tasks": obs.tasks,
+        "guests under /etc/pve": obs.host.names,
+        "quorum": obs.host.quorate,
+        "pve-guests.service": obs.host.pve_guests,
+        "systemd": obs.host.system,
+        "hold file": obs.host.hold_file,
+        "maintenance mode": obs.host.maintenance,
+        "frozen containers": obs.frozen,
+        **{str(id): config for id, config in obs.configs.items()},
+    }
+    return {what: reading.reason for what, reading in readings.items() if isinstance(reading, Unreadable)}
+
+
+def in_words(missing: Mapping[str, str]) -> str:
+    """Gaps in one line: the first three, and how many more."""
+    shown = "; ".join(f"{what}: {why}" for what, why in list(missing.items())[:3])
+    return f"{shown}; and {len(missing) - 3} more" if len(missing) > 3 else shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from guestward.duties.env import Env, Report, Result
-from guestward.duties.observe import incomplete, observe, with_witnesses
+from guestward.duties.observe import gaps, in_words, observe, with_witnesses
 from guestward.duties.starts import READ_BUDGET, Starter
 from guestward.duties.state import Holds, WatchState
 from guestward.model.decision import Guard, Outcome
@@ -16,7 +16,7 @@ from guestward.model.observation import Aborted, Observation
 from guestward.model.reading import Unreadable
 from guestward.model.rules import MASS_STOP_PAUSE
 from guestward.model.task import Task, Upid
-from guestward.policy import attempts, causes, recall, rights
+from guestward.policy import attempts, causes, recall
 from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
 from guestward.ports import PveError
 
@@ -63,7 +63,7 @@ class PowerWatch:
         state = self.state
         deadline = self.env.clock.boottime() + max(10.0, 0.9 * self.env.config.watchdog.interval)
         self._new_boot()
-        previous = state.obs
+        state.gaps = {}
         self._rearm_requests()
         seen = observe(self.env, state.rules, state.cache, deadline)
         if isinstance(seen, Aborted):
@@ -73,7 +73,7 @@ class PowerWatch:
         ran_before = {id for id, memory in state.memories.items() if memory.running}
         holds = state.holds()
         self._recall_all(seen)
-        self._read_causes(seen, ran_before, previous, deadline)
+        self._read_causes(seen, deadline)
         state.gate = state.judge_gate(seen, holds)
         seen = self._ask_witnesses(seen, holds, deadline)
         self._decide_all(seen, holds, ran_before)
@@ -89,6 +89,10 @@ class PowerWatch:
         if state.node.boot_id == boot_id:
             return
         if state.node.boot_id:
+            for memory in self.starter.in_flight():
+                self.starter.ended(
+                    memory, attempts.end(memory.attempts[-1], memory.attempts[-1].begun_at, Outcome.UNKNOWN, "the host went down")
+                )
             state.memories = {id: recall.after_boot(memory) for id, memory in state.memories.items()}
         state.node = NodeMemory(boot_id=boot_id)
         state.save()
@@ -118,7 +122,7 @@ class PowerWatch:
             state.memories.setdefault(id, recall.first_seen(id, watched=watched))
         for id, guest in seen.guests.items():
             memory = state.memories.get(id) or recall.first_seen(id, watched=watched)
-            state.take(recall.recall(memory, guest, seen, state.rules))
+            state.take(recall.recall(memory, guest, seen, state.rules, state.node.looked_at))
 
     def _forget_gone(self, seen: Observation) -> None:
         """A guest that left the pool, moved or was destroyed. One that lives elsewhere now is remembered: it may come back."""
@@ -129,11 +133,14 @@ class PowerWatch:
             if id in seen.guests or (not isinstance(names, Unreadable) and id in names.here):
                 if memory.owned:
                     self._forget(memory, "it left the pool")
-            elif not isinstance(names, Unreadable) and id in names.elsewhere:
+            elif isinstance(names, Unreadable):
+                if memory.owned:
+                    self._forget(memory, "it is seen no more")
+            elif id in names.elsewhere:
                 if not memory.away:
                     self._forget(memory, f"it moved to node {names.elsewhere[id]}", away=True)
             else:
-                self._forget(memory, "it was destroyed, or is seen no more")
+                self._forget(memory, "it was destroyed")
                 del self.state.memories[id]
 
     def _forget(self, memory: GuestMemory, reason: str, *, away: bool = False) -> None:
@@ -157,44 +164,49 @@ class PowerWatch:
         state = self.state
         if state.seeded or not self.env.store.begins_empty():
             return
-        try:
-            past = self.env.pve.past_tasks(deadline=seen.at + READ_BUDGET)
-        except PveError as error:
-            state.gap = f"what was tried before the state was lost: {error}"
+        history = self._history(seen, seen.at + READ_BUDGET)
+        if history is None:
             return  # asked again at the next look; this one is incomplete
-        state.seeded, state.gap = True, ""
-        active = () if isinstance(seen.tasks, Unreadable) else seen.tasks
+        state.seeded = True
         for id, guest in seen.guests.items():
             memory = state.memories.get(id) or recall.first_seen(id, watched=state.node.watched)
-            own = attempts.own_starts((*active, *past), id, seen.token_id, seen.at - SEED_SECONDS)
+            own = attempts.own_starts(history, id, seen.token_id, seen.at - SEED_SECONDS, seen.at)
             if own and not guest.running and not memory.attempts:
                 tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own[-state.rules.attempts :], 1))
                 state.memories[id] = replace(memory, attempts=tried)
 
-    def _read_causes(self, seen: Observation, ran_before: set[GuestId], previous: Observation | None, deadline: float) -> None:
-        """One call for all guests that went down since the last look; then whether many were stopped at once."""
+    def _history(self, seen: Observation, deadline: float) -> tuple[Task, ...] | None:
+        """This boot's tasks, newest first; None when they cannot be known, which makes the look incomplete."""
+        if isinstance(seen.tasks, Unreadable):
+            return None  # told as a gap by itself; without Sys.Audit the archive, too, holds only the token's own tasks
+        try:
+            past = self.env.pve.past_tasks(deadline=deadline)
+        except PveError as error:
+            self.state.gaps["task history"] = str(error)
+            return None
+        return causes.of_this_boot((*seen.tasks, *past), seen.at, seen.wall)
+
+    def _read_causes(self, seen: Observation, deadline: float) -> None:
+        """One call for all guests of which the history is not known yet; then whether many were stopped at once."""
         state = self.state
         down = [m for id, m in state.memories.items() if id in seen.members and m.down_since is not None]
         unread = [memory for memory in down if not memory.cause_read]
-        if not unread or not rights.sees_all_tasks(seen.lost):
-            return  # without Sys.Audit the history, too, holds only the token's own tasks
-        try:
-            past = self.env.pve.past_tasks(deadline=deadline)
-        except PveError:
-            return  # asked again at the next look; until then the cause is told as not read
-        ended = () if isinstance(seen.tasks, Unreadable) else tuple(task for task in seen.tasks if not task.running)
-        since = previous.at - 90 if previous is not None else None
+        history = self._history(seen, deadline) if unread else None
+        if history is None:
+            return  # nobody is started of whom it is not known; asked again at the next look
         for memory in unread:
-            self._explain(memory, (*ended, *past), seen.token_id, since if memory.id in ran_before else None)
-            if memory.id in ran_before and causes.born_again((*ended, *past), memory.id.vmid):
-                state.take(recall.reborn(memory))
+            if not causes.is_changing(history, memory.id.vmid):
+                self._explain(memory, history, seen.token_id)
         fresh, known = (tuple(c for m in of if (c := state.memories[m.id].cause) is not None) for of in (unread, down))
         if causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):
             state.node = replace(state.node, mass_stop_until=seen.at + MASS_STOP_PAUSE)
 
-    def _explain(self, memory: GuestMemory, history: tuple[Task, ...], token_id: str, not_before: float | None) -> None:
-        cause = causes.stop_cause(history, memory.id.vmid, token_id, not_before)
-        self.state.memories[memory.id] = replace(memory, cause=cause, cause_read=True)
+    def _explain(self, memory: GuestMemory, history: tuple[Task, ...], token_id: str) -> None:
+        if memory.doubt_since is not None and causes.born_since(history, memory.id.vmid, memory.doubt_since):
+            self.state.take(recall.reborn(memory))
+            memory = self.state.memories[memory.id]
+        cause = causes.stop_cause(history, memory.id.vmid, token_id, memory.ran_until) or memory.cause
+        self.state.memories[memory.id] = replace(memory, cause=cause, cause_read=True, doubt_since=None)
 
     def _ask_witnesses(self, seen: Observation, holds: Holds, deadline: float) -> Observation:
         state = self.state
@@ -217,12 +229,14 @@ class PowerWatch:
     def _after_look(self, seen: Observation, *, counted: bool) -> None:
         state = self.state
         state.obs, state.aborted = seen, ""
-        state.incomplete = "; ".join(gap for gap in (incomplete(seen), state.gap) if gap)
+        state.gaps |= gaps(seen) | self.starter.failing
+        state.incomplete = in_words(state.gaps)
+        state.node = replace(state.node, watched=True, looked_at=seen.at)
         if counted:
-            state.teller.looked(state.incomplete, seen.at)
+            state.teller.looked(state.gaps, seen.at)
         if counted and not state.incomplete:
             state.last_complete = (seen.at, seen.wall)
-            state.node = replace(state.node, watched=True, sweeps=state.node.sweeps + 1)
+            state.node = replace(state.node, sweeps=state.node.sweeps + 1)
             if state.node.sweeps % self.env.config.watchdog.heartbeat_every == 0:
                 self._heartbeat()
         state.publish()

@@ -13,7 +13,7 @@ from guestward.model.guest import GuestConfig, GuestId, ListedGuest, LiveStatus,
 from guestward.model.memory import Attempt, GuestMemory
 from guestward.model.observation import Observation, Resources
 from guestward.model.reading import Reading, Unreadable
-from guestward.model.task import TaskStatus, Upid
+from guestward.model.task import Task, TaskStatus, Upid
 from guestward.policy import attempts, causes, recall
 from guestward.policy.guards import decide
 from guestward.policy.turns import Turn, whose_turn
@@ -21,6 +21,7 @@ from guestward.ports import GuestLabel, PveAnswerLost, PveError, PveUnreachable
 
 READ_BUDGET = 20.0
 FOLLOW_BUDGET = 10.0
+SEND_BUDGET = 15.0
 RETRY = 5.0
 
 
@@ -36,6 +37,7 @@ class Starter:
     due: dict[GuestId, Turn] = field(default_factory=dict)
     under_way: dict[GuestId, Turn] = field(default_factory=dict)
     retry_at: dict[GuestId, float] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
     next_turn_at: float = 0.0
     ending: bool = False
 
@@ -52,6 +54,7 @@ class Starter:
             if decision.guard is Guard.START and (wanted is None or id in wanted)
         }
         self.due = found if wanted is None else self.due | found
+        self.failing = {what: why for what, why in self.failing.items() if what in {str(id) for id in self.due}}
 
     def begin_turns(self) -> None:
         """Begin with those whose turn it is. After a guest with `up=S` the next one waits so long."""
@@ -76,6 +79,7 @@ class Starter:
         holds = state.holds()
         self.due.pop(id, None)
         self.retry_at.pop(id, None)
+        self.failing.pop(str(id), None)
         state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules))
         state.gate = state.judge_gate(fresh, holds)
         decision = decide(state.case(fresh, id, holds))
@@ -90,15 +94,17 @@ class Starter:
         state.save()
 
     def _cannot_look(self, id: GuestId, why: str) -> None:
-        """It stays due and is looked at again soon, and nobody waits for it; said once."""
-        state = self.state
+        """It stays due and is looked at again soon, and nobody waits for it; said once, and a gap of the sweeps while it lasts."""
+        state, memory = self.state, self.state.memories[id]
         self.retry_at[id] = state.env.clock.boottime() + RETRY
-        memory = state.memories[id]
+        self.failing[str(id)] = f"the look right before its start: {why}"
+        decision = Decision(id, memory.name, Guard.UNREADABLE, f"not started yet, the look before the start failed: {why}", ())
+        state.decisions[id] = decision
         if Guard.UNREADABLE not in memory.announced and state.obs is not None:
-            decision = Decision(id, memory.name, Guard.UNREADABLE, f"not started yet, the look before the start failed: {why}", ())
             told = recall.settle(memory, decision, state.obs, state.rules, ran_before=False)
             state.take(replace(told, memory=replace(told.memory, startable_since=memory.startable_since)))
             state.save()
+        state.publish()
 
     def _look_again(self, id: GuestId, last: Observation) -> Observation:
         env, deadline = self.state.env, self.state.env.clock.boottime() + READ_BUDGET
@@ -122,7 +128,7 @@ class Starter:
     def _send(self, memory: GuestMemory) -> None:
         attempt, clock = memory.attempts[-1], self.state.env.clock
         try:
-            upid = self.state.env.pve.start(memory.id, deadline=attempt.deadline)
+            upid = self.state.env.pve.start(memory.id, deadline=min(attempt.deadline, clock.boottime() + SEND_BUDGET))
         except PveAnswerLost as error:
             sent, how = attempt, f"the answer was lost ({error}); its task or the guest will tell"
         except PveUnreachable as error:
@@ -161,13 +167,16 @@ class Starter:
         self.state.save()
 
     def _find_task(self, memory: GuestMemory, attempt: Attempt, deadline: float) -> Upid | None:
-        pve = self.state.env.pve
-        try:
-            tasks = (*pve.active_tasks(deadline=deadline), *pve.past_tasks(deadline=deadline))
-        except PveError:
-            return None  # asked again in a second, until the deadline
-        found = attempts.own_starts(tasks, memory.id, pve.token_id, attempt.begun_at - 1)
-        return found[-1] if found else None
+        """The task of a start whose answer was lost: the first of ours after the request. One list that fails does not hide the other's."""
+        pve, now = self.state.env.pve, self.state.env.clock.boottime()
+        tasks: list[Task] = []
+        for ask in (pve.active_tasks, pve.past_tasks):
+            try:
+                tasks += ask(deadline=deadline)
+            except PveError:
+                continue  # asked again in a second, until the deadline
+        found = attempts.own_starts(tasks, memory.id, pve.token_id, attempt.begun_at - 1, now)
+        return found[0] if found else None
 
     def _task(self, upid: Upid, deadline: float) -> TaskStatus | None:
         try:

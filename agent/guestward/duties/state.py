@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from guestward.duties.env import Env
 from guestward.duties.observe import ConfigCache
 from guestward.duties.telling import Teller
-from guestward.model.decision import Decision, Gate, Guard
+from guestward.model.decision import Closure, Decision, Gate, GateReason, Guard
 from guestward.model.guest import GuestId
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import Observation
+from guestward.model.reading import Unreadable
 from guestward.model.rules import Rules
 from guestward.policy import causes, gate, recall, rights
 from guestward.policy.guards import Case
@@ -35,8 +36,9 @@ class WatchState:
     incomplete: str = ""
     last_complete: tuple[float, float] | None = None
     seeded: bool = False
-    gap: str = ""
+    gaps: dict[str, str] = field(default_factory=dict)
     ended: bool = False
+    holds_unknown: str = ""
     board: Board | None = None
     saved: dict[GuestId, GuestMemory] = field(init=False)
 
@@ -58,7 +60,9 @@ class WatchState:
         now = (clock.boot_id(), clock.boottime(), clock.wall())
         lasting: Holds = {}
         ended = []
-        for hold in self.env.store.holds():
+        written = self.env.store.holds()
+        self.holds_unknown = written.reason if isinstance(written, Unreadable) else ""
+        for hold in () if isinstance(written, Unreadable) else written:
             remaining = hold.remaining(*now)
             if remaining > 0:
                 lasting[hold.vmid] = (hold, remaining)
@@ -71,7 +75,11 @@ class WatchState:
 
     def judge_gate(self, seen: Observation, holds: Holds) -> Gate:
         """The host gate for one observation."""
-        return gate.gate(seen.host, seen.tasks, seen.resources, seen.at, holds.get(None), self.node.mass_stop_until)
+        found = gate.gate(seen.host, seen.tasks, seen.resources, seen.at, holds.get(None), self.node.mass_stop_until)
+        if not self.holds_unknown:
+            return found
+        unknown = Closure(GateReason.UNKNOWN, f"holds cannot be read: {self.holds_unknown}")
+        return replace(found, closures=(*found.closures, unknown))
 
     def case(self, seen: Observation, id: GuestId, holds: Holds) -> Case:
         """All that the guards ask about one guest."""

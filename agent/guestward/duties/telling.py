@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from guestward.duties.env import Env
+from guestward.duties.observe import in_words
 from guestward.model.decision import Gate, GateReason
 from guestward.model.events import Event, Level
 from guestward.model.memory import Hold
@@ -30,8 +32,9 @@ class Teller:
 
     env: Env
     missed: Missed | None = None
-    incomplete: str = ""
-    incomplete_since: float = 0.0
+    gaps: frozenset[str] = frozenset()
+    gaps_since: float = 0.0
+    gaps_escalated: bool = False
     closed_since: float | None = None
     closures: tuple[GateReason, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -56,18 +59,25 @@ class Teller:
                 aborted_for_s=round(lasting),
             )
 
-    def looked(self, incomplete: str, at: float) -> None:
-        """A sweep that was not aborted ends a run of aborted ones; one that was complete ends a run of incomplete ones, too."""
-        if self.missed is not None or (self.incomplete and not incomplete):
-            since = self.incomplete_since if self.incomplete else at
-            since = min(since, self.missed.since) if self.missed is not None else since
-            text = "guests are examined again" if not incomplete else "guests are examined again, though not all of them"
-            self.env.journal.emit(Event.SWEEP_RESUMED, message=text, reason=incomplete, missed_s=round(at - since))
-        if incomplete and not self.incomplete:
-            self.incomplete_since = at
-            text = f"not everything could be read, and the guests concerned are left alone: {incomplete}"
-            self.env.journal.emit(Event.SWEEP_INCOMPLETE, message=text, reason=incomplete)
-        self.missed, self.incomplete = None, incomplete
+    def looked(self, missing: Mapping[str, str], at: float) -> None:
+        """A sweep that was not aborted ends a run of aborted ones; one that was complete ends a run of incomplete ones, too.
+
+        What is missing is told when something new is, and as an ERROR once when it has lasted 5 min.
+        """
+        if self.missed is not None or (self.gaps and not missing):
+            since = min([self.gaps_since] * bool(self.gaps) + ([self.missed.since] if self.missed is not None else []))
+            text = "guests are examined again" + (", though not everything can be read" if missing else "")
+            self.env.journal.emit(Event.SWEEP_RESUMED, message=text, reason=in_words(missing), missed_s=round(at - since))
+        if missing and not self.gaps:
+            self.gaps_since, self.gaps_escalated = at, False
+        lasting = missing and at - self.gaps_since >= ABORTED_ERROR_SECONDS and not self.gaps_escalated
+        if missing.keys() - self.gaps or lasting:
+            self.gaps_escalated = self.gaps_escalated or bool(lasting)
+            words = in_words(missing)
+            text = f"not everything could be read, and the guests concerned are left alone: {words}"
+            level = Level.ERROR if lasting else Level.WARN
+            self.env.journal.emit(Event.SWEEP_INCOMPLETE, level, message=text, reason=words, incomplete_for_s=round(at - self.gaps_since))
+        self.missed, self.gaps = None, frozenset(missing)
 
     def gate(self, gate: Gate, at: float) -> None:
         """Each reason on entry, the gate as a whole on exit."""

@@ -47,10 +47,10 @@ GUARD_MEANING: dict[Guard, str] = {
     Guard.BACKUP: "a backup is at work on it",
     Guard.BACKUP_UNKNOWN: "nobody can say whether a backup is at work on it",
     Guard.HOST_GATE: "the host is not in a state in which anything may be started",
-    Guard.UNCONFIRMED: "seen stopped only once",
+    Guard.UNCONFIRMED: "seen stopped only once, or it is not known yet who stopped it",
     Guard.STORAGE_OFFLINE: "a storage that it needs is offline",
     Guard.BACKOFF: "waits after a failed attempt",
-    Guard.EXHAUSTED: "all attempts failed",
+    Guard.EXHAUSTED: "all attempts are used up",
     Guard.START: "nothing stands in the way of a start",
 }
 

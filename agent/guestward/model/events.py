@@ -52,9 +52,10 @@ class Event:
     )
     SWEEP_INCOMPLETE = _kind(
         "sweep_incomplete",
-        _W,
-        "reason",
-        "A sweep could not read all that it needs; the guests concerned were left alone, the others were served.",
+        (_W, _E),
+        "reason incomplete_for_s",
+        "A sweep could not read all that it needs; the guests concerned were left alone, the others were served. "
+        "WARN when something new is missing, ERROR once after 5 min.",
     )
     SWEEP_RESUMED = _kind("sweep_resumed", _I, "reason missed_s", "Sweeps are complete again.")
     HEARTBEAT = _kind(
@@ -81,7 +82,7 @@ class Event:
         guest=True,
     )
     GIVEN_UP = _kind(
-        "given_up", _E, "attempts reason", "All attempts failed; the guest stays down until something changes or `rearm`.", guest=True
+        "given_up", _E, "attempts reason", "All attempts are used up; the guest stays down until something changes or `rearm`.", guest=True
     )
     REARMED = _kind("rearmed", _I, "reason", "The guest has all its attempts again.", guest=True)
     HELD = _kind("held", _I, "scope by for_s reason", "A hold is in force.")
@@ -102,6 +103,7 @@ class Event:
     METRICS_FAILED = _kind("metrics_failed", _E, "listen reason", "The metrics cannot be served; the guests are guarded all the same.")
     METRICS_RESTORED = _kind("metrics_restored", _I, "listen", "The metrics are served.")
     LIBRARY = _kind("library", (_W, _E), "where reason", "A library that the agent uses had something to say.")
+    ALREADY_RUNNING = _kind("already_running", _E, "pid folder", "Another agent uses the same state folder; this one does not start.")
     INTERNAL_ERROR = _kind("internal_error", _E, "where reason", "A defect in the agent; the look is given up and the next one comes.")
 
 

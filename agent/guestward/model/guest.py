@@ -128,19 +128,30 @@ def truthy(value: str | None) -> bool:
 
 
 def _identity(kind: GuestKind, values: Mapping[str, str]) -> str:
-    """What stays the same for the life of one guest and differs in the next one with its VMID.
+    """Marks of one guest that stay for its life and differ in the next one with its VMID, as words.
 
-    A VM has a smbios uuid, a vmgenid that PVE draws anew at each restore and rollback, and `meta: ctime=`. A container has none
-    of these: its volumes and the MAC addresses that PVE draws at creation are the stable things that it has.
+    A VM has a smbios uuid and `meta: ctime=`; the vmgenid, which PVE draws anew at each restore and rollback, stands in for both. A
+    container has neither: its root volume and the MAC addresses that PVE draws at creation are what it has.
     """
     if kind is GuestKind.QEMU:
-        uuid = _field(values.get("smbios1", ""), "uuid")
-        ctime = _field(values.get("meta", ""), "ctime")
-        parts = [uuid, values.get("vmgenid", ""), ctime]
-        return "/".join(parts) if any(parts) else ""
-    macs = sorted(m.upper() for key, value in values.items() if re.fullmatch(r"net\d+", key) for m in _MAC.findall(value))
-    parts = [_volume(values.get("rootfs", "")), *macs]
-    return "/".join(parts) if any(parts) else ""
+        marks = {"uuid": _field(values.get("smbios1", ""), "uuid"), "ctime": _field(values.get("meta", ""), "ctime")}
+        if not any(marks.values()):
+            marks = {"vmgenid": values.get("vmgenid", "")}
+        return " ".join(f"{name}={mark}" for name, mark in marks.items() if mark)
+    macs = {m.upper() for key, value in values.items() if re.fullmatch(r"net[0-9]+", key) for m in _MAC.findall(value)}
+    return " ".join(sorted({f"root={_volume(values['rootfs'])}"} if values.get("rootfs") else set()) + sorted(f"mac={m}" for m in macs))
+
+
+def same_guest(kind: GuestKind, one: str, other: str) -> bool:
+    """Whether two identities can be of one guest.
+
+    Whoever configures a container may move its root volume or change a network card, and it stays the same guest: one mark in common
+    is enough for it. A VM's marks are nobody's to change. That a guest was made anew with all its marks, as a restore does it, only
+    PVE's task history tells.
+    """
+    if one == other or kind is GuestKind.QEMU:
+        return one == other
+    return not set(one.split()).isdisjoint(other.split())
 
 
 def _fingerprint(values: Mapping[str, str]) -> str:

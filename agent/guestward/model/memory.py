@@ -55,7 +55,9 @@ class GuestMemory:
 
     identity: who it is since it last ran; empty until its configuration was read after that. onboot: as last read.
     ran: seen running on this node. new: appeared while we watched. away: lives on another node now. down_since: first seen stopped.
-    startable_since: first seen stopped with nothing in the way.
+    startable_since: first seen stopped with nothing in the way. ran_until: when it was last seen running before it went down.
+    cause_read: the task history was read for this episode. doubt_since: since when another guest may have been made under its VMID.
+    stamp: of its configuration file, while it is down. released: an operator or a new configuration lifted what its stop holds.
     announced: guards already told in this episode. stable_since: since when it has run without a break and without a lock.
     blocked_storages: storages seen offline while it was down. suspect, not_working: a state in which it does not work, seen once and told.
     """
@@ -75,6 +77,10 @@ class GuestMemory:
     announced: tuple[Guard, ...] = ()
     cause: StopCause | None = None
     cause_read: bool = False
+    ran_until: float | None = None
+    doubt_since: float | None = None
+    stamp: str = ""
+    released: bool = False
     attempts: tuple[Attempt, ...] = ()
     given_up: bool = False
     stable_since: float | None = None
@@ -125,10 +131,12 @@ class Hold:
 class NodeMemory:
     """What is remembered of the node.
 
-    boot_id: the boot in which all times are. watched: a complete sweep was made in this boot. mass_stop_until: seconds since host boot.
+    boot_id: the boot in which all times are. watched: guests were seen in this boot. looked_at: when, last. mass_stop_until: as these,
+    in seconds since host boot.
     """
 
     boot_id: str = ""
     watched: bool = False
+    looked_at: float | None = None
     sweeps: int = 0
     mass_stop_until: float | None = None

@@ -42,8 +42,8 @@ def refused(attempt: Attempt, at: float, reason: str) -> Attempt:
     return end(attempt, at, Outcome.FAILED, reason)
 
 
-def own_starts(tasks: Iterable[Task], guest: GuestId, token_id: str, since: float) -> list[Upid]:
-    """Our token's start tasks for this guest, oldest first, of workers born since then (seconds since host boot).
+def own_starts(tasks: Iterable[Task], guest: GuestId, token_id: str, since: float, until: float) -> list[Upid]:
+    """Our token's start tasks for this guest, oldest first, of workers born between two moments (seconds since host boot).
 
     That is how a start is found whose answer was lost: token and pstart, which no clock jump can falsify (C20).
     """
@@ -54,7 +54,7 @@ def own_starts(tasks: Iterable[Task], guest: GuestId, token_id: str, since: floa
         if task.upid.type in wanted
         and task.upid.id == str(guest.vmid)
         and task.upid.user == token_id
-        and task.upid.started_boottime >= since
+        and since <= task.upid.started_boottime <= until
     }
     return sorted(found, key=lambda upid: upid.pstart)
 
@@ -115,7 +115,7 @@ def _not_there(attempt: Attempt, at: float) -> Attempt:
 
 def _last_seen(attempt: Attempt, said: TaskStatus | None) -> str:
     if attempt.task_said:
-        return f"its task had said {attempt.task_said}, but the guest was not seen running"
+        return f"its task had said {attempt.task_said}, but the guest was not seen running twice"
     if isinstance(said, Running):
         return "its task was still running"
-    return "its task was not seen to end" if attempt.upid else "the answer was lost and no task of ours was found"
+    return "its task was not seen to end" if attempt.upid else "the answer was lost and its task is not known"

@@ -5,22 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from guestward.model.memory import StopCause
+from guestward.model.moment import utc
 from guestward.model.rules import MASS_STOP_PAUSE, MASS_STOP_WINDOW
-from guestward.model.task import Task, Upid
+from guestward.model.task import Error, Task, Upid
 
+CLOCK_SLACK = 60.0
 STOPS = frozenset({"vzstop", "vzshutdown", "qmstop", "qmshutdown", "vzsuspend", "qmsuspend", "hastop"})
 REBOOTS = frozenset({"vzreboot", "qmreboot"})
 BIRTHS = frozenset({"vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"})
 STARTS = frozenset({"vzstart", "qmstart", "hastart", "qmresume", "vzresume"})
 
 
+def of_this_boot(tasks: Iterable[Task], at: float, wall: float) -> tuple[Task, ...]:
+    """The tasks of this boot of the host, in the same order.
+
+    A worker's pstart counts from its own boot, so one that lies ahead, or that began before this boot by the wall clock, is of another.
+    """
+    booted = wall - at - CLOCK_SLACK
+    return tuple(task for task in tasks if task.upid.started_boottime <= at + 1 and task.upid.starttime >= booted)
+
+
+def is_changing(tasks: Iterable[Task], vmid: int) -> bool:
+    """Whether a task that stops, reboots or makes this guest still runs: only after its end the history tells how it ended."""
+    return any(t.running and t.upid.id == str(vmid) and t.upid.type in STOPS | REBOOTS | BIRTHS for t in tasks)
+
+
 def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, not_before: float | None) -> StopCause | None:
     """The newest task that stopped this guest, or None when the newest one that touched its power did something else.
 
-    tasks: the node's history, newest first. not_before: seconds since host boot; an older stop cannot explain a guest that ran later.
+    tasks: of this boot, newest first. not_before: seconds since host boot; an older stop cannot explain a guest that ran later.
     """
     history = tuple(tasks)
-    newest = _newest(history, vmid, STOPS | REBOOTS | STARTS)
+    newest = next((t.upid for t in history if t.upid.id == str(vmid) and _touched_power(t)), None)
     if newest is None or newest.type in STARTS or (not_before is not None and newest.started_boottime < not_before):
         return None
     return StopCause(
@@ -33,18 +49,22 @@ def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, not_before: floa
     )
 
 
-def born_again(tasks: Iterable[Task], vmid: int) -> bool:
-    """Whether the last thing that happened to a VMID is that a guest was made or destroyed under it, and not that one was started.
+def _touched_power(task: Task) -> bool:
+    """A stop or start that failed changed nothing; a reboot that failed has stopped the guest (timelines 5b)."""
+    if task.running:
+        return False
+    return task.upid.type in REBOOTS or (task.upid.type in STOPS | STARTS and not isinstance(task.status, Error))
 
-    Then the guest that ran under it is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses.
+
+def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
+    """Whether a guest was made or destroyed under this VMID since then (seconds since host boot).
+
+    Then the one that was there is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses.
     """
-    newest = _newest(tasks, vmid, STARTS | BIRTHS)
-    return newest is not None and newest.type in BIRTHS
-
-
-def _newest(tasks: Iterable[Task], vmid: int, types: frozenset[str]) -> Upid | None:
-    """By PVE's own order, newest first: of two tasks of different boots, or around a clock that was set, no number tells."""
-    return next((task.upid for task in tasks if task.upid.id == str(vmid) and task.upid.type in types), None)
+    return any(
+        t.upid.id == str(vmid) and t.upid.type in BIRTHS and t.upid.started_boottime >= since and not isinstance(t.status, Error)
+        for t in tasks
+    )
 
 
 def _by_vzdump(stop: Upid, history: Iterable[Task]) -> bool:
@@ -78,7 +98,7 @@ def mass_stop(fresh: Iterable[StopCause], known: Iterable[StopCause], at: float,
 
 
 def describe(cause: StopCause | None) -> str:
-    """One phrase for logs: who and how, or that no task tells."""
+    """One phrase for logs: how, by whom and when, or that no task tells."""
     if cause is None:
         return "no stop task found: shut down from inside, or crashed"
-    return f"{cause.task} by {cause.user}" + (" (part of a backup)" if cause.by_vzdump else "")
+    return f"{cause.task} by {cause.user} at {utc(cause.wall)}" + (" (part of a backup)" if cause.by_vzdump else "")

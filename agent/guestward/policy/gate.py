@@ -62,6 +62,8 @@ def _boot(unit: UnitState, at: float, warnings: list[str]) -> Iterator[Closure]:
             warnings.append(f"pve-guests.service is {state}: PVE itself starts no guest at boot")
     else:
         yield Closure(GateReason.BOOTING, f"pve-guests.service is {unit.active}: PVE has not finished starting guests")
+        if unit.active == "inactive" and at >= BOOT_GRACE:
+            warnings.append("pve-guests.service has not begun 15 min after boot: PVE starts no guest, and neither does guestward")
 
 
 def _bulk(tasks: Reading[tuple[Task, ...]]) -> Iterator[Closure]:

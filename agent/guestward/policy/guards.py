@@ -110,7 +110,7 @@ def _held(case: Case) -> Answer:
         return True, f"held by {hold.by} for {minutes(remaining)} more: {hold.reason or 'no reason given'}"
     if not case.rules.operator_stop_holds:
         return False, "no hold"
-    if is_deliberate(case.memory.cause):
+    if is_deliberate(case.memory.cause) and not case.memory.released:
         return True, f"operator_stop is hold, and it was stopped: {describe(case.memory.cause)}"
     if not case.guest.running and not case.memory.cause_read:
         return True, "operator_stop is hold, and the task history could not be read yet"
@@ -170,6 +170,8 @@ def _host_gate(case: Case) -> Answer:
 
 def _unconfirmed(case: Case) -> Answer:
     since = case.memory.startable_since
+    if not case.memory.cause_read and not case.guest.running:
+        return True, "who stopped it, and whether it was made anew, is not known: the task history was not read yet"
     if since is None:
         return True, f"seen stopped with nothing in its way for the first time; a second look after {case.rules.confirm:g} s decides"
     ago = case.obs.at - since
@@ -209,7 +211,9 @@ def _backoff(case: Case) -> Answer:
 def _exhausted(case: Case) -> Answer:
     made = len(case.memory.attempts)
     if made >= case.rules.attempts:
-        return True, f"{made} of {case.rules.attempts} attempts made; the last: {case.memory.attempts[-1].reason}"
+        last = case.memory.attempts[-1]
+        how = "it started, but did not stay up" if last.outcome is Outcome.STARTED else last.reason
+        return True, f"{made} of {case.rules.attempts} attempts made; the last: {how}"
     return False, f"{made} of {case.rules.attempts} attempts made"
 
 

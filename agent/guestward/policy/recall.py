@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from guestward.model.decision import Decision, Guard
+from guestward.model.decision import Decision, Guard, Outcome
 from guestward.model.events import Event, EventKind, Level, Notice
-from guestward.model.guest import GuestConfig, GuestId, ListedGuest
+from guestward.model.guest import GuestConfig, GuestId, ListedGuest, same_guest
 from guestward.model.memory import GuestMemory
 from guestward.model.observation import Observation, StorageState
 from guestward.model.reading import Unreadable
@@ -17,6 +17,7 @@ from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE
 
 WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
 CLOCK_SLACK = 2.0
+TASK_SLACK = 90.0
 BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 
 
@@ -38,8 +39,8 @@ def after_boot(memory: GuestMemory) -> GuestMemory:
     return GuestMemory(memory.id, name=memory.name, owned=memory.owned, identity=memory.identity, ran=memory.ran, away=memory.away)
 
 
-def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules) -> Recalled:
-    """Bring the memory of a listed guest up to what is seen of it now."""
+def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, looked_at: float | None = None) -> Recalled:
+    """Bring the memory of a listed guest up to what is seen of it now. looked_at: the last look, in seconds since host boot."""
     if _as_before(memory, seen, obs):
         return Recalled(memory)
     notices: list[Notice] = []
@@ -48,7 +49,7 @@ def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rule
     config = obs.configs.get(seen.id)
     if isinstance(config, GuestConfig):
         memory = _compare(memory, config, notices)
-    memory = _runs(memory, seen, obs, rules, notices) if seen.running else _stopped(memory, obs)
+    memory = _runs(memory, seen, obs, rules, notices) if seen.running else _stopped(memory, obs, looked_at)
     return Recalled(_works(memory, seen, obs, notices), tuple(notices))
 
 
@@ -78,31 +79,30 @@ def _born(memory: GuestMemory, seen: ListedGuest) -> GuestMemory:
 
 
 def _compare(memory: GuestMemory, config: GuestConfig, notices: list[Notice]) -> GuestMemory:
-    if memory.identity and config.identity != memory.identity:
+    if memory.identity and not same_guest(memory.id.kind, memory.identity, config.identity):
         notices.append(_notice(Event.GUEST_FORGOTTEN, memory, "another guest has this VMID now", reason="identity changed"))
-        return GuestMemory(
-            memory.id, name=memory.name, owned=memory.owned, new=True, identity=config.identity, fingerprint=config.fingerprint
-        )
+        fresh = GuestMemory(memory.id, name=memory.name, owned=memory.owned, new=True)
+        return replace(fresh, identity=config.identity, fingerprint=config.fingerprint, onboot=config.onboot)
     changed = memory.fingerprint not in ("", config.fingerprint)
     if memory.in_flight is not None:
         return replace(memory, identity=config.identity)
     memory = replace(memory, identity=config.identity, fingerprint=config.fingerprint, onboot=config.onboot)
-    return rearm(memory, "its configuration changed", notices) if changed else memory
+    return replace(rearm(memory, "its configuration changed", notices), released=True) if changed else memory
 
 
 def rearm(memory: GuestMemory, reason: str, notices: list[Notice]) -> GuestMemory:
-    """Forget attempts and the stop that holds it; told only when there was something to forget."""
+    """Forget the attempts; told only when there was something to forget."""
     if memory.attempts or memory.given_up:
         notices.append(_notice(Event.REARMED, memory, f"has all its attempts again: {reason}", reason=reason))
     keep = (replace(memory.in_flight, number=1),) if memory.in_flight is not None else ()
     announced = tuple(guard for guard in memory.announced if guard not in (Guard.BACKOFF, Guard.EXHAUSTED))
-    return replace(memory, attempts=keep, given_up=False, cause=None, cause_read=True, blocked_storages=frozenset(), announced=announced)
+    return replace(memory, attempts=keep, given_up=False, announced=announced)
 
 
 def rearmed_by_operator(memory: GuestMemory) -> Recalled:
     """`guestward rearm`: besides attempts and holding stops, a new guest counts as known."""
     notices: list[Notice] = []
-    renewed = replace(rearm(memory, "by an operator", notices), new=False)
+    renewed = replace(rearm(memory, "by an operator", notices), new=False, released=True, blocked_storages=frozenset())
     if not notices:
         notices.append(_notice(Event.REARMED, memory, "has all its attempts: by an operator", reason="by an operator"))
     return Recalled(renewed, tuple(notices))
@@ -124,21 +124,23 @@ def storages_back(memory: GuestMemory, obs: Observation) -> Recalled:
 
 
 def reborn(memory: GuestMemory) -> Recalled:
-    """Another guest was made under this VMID since it was last seen running."""
+    """The task history tells that another guest was made under this VMID since the last look at the old one."""
     notice = _notice(Event.GUEST_FORGOTTEN, memory, "another guest was made under this VMID", reason="made anew")
     fresh = GuestMemory(memory.id, name=memory.name, owned=memory.owned, new=True, down_since=memory.down_since)
+    fresh = replace(fresh, identity=memory.identity, fingerprint=memory.fingerprint, onboot=memory.onboot, stamp=memory.stamp)
     return Recalled(fresh, (notice,) if memory.owned else ())
 
 
 def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, notices: list[Notice]) -> GuestMemory:
     """Running ends an episode. The history goes only after it ran stably: a guest that lives 30 s has not recovered (C07)."""
+    if seen.pid is None:
+        return replace(memory, stable_since=None)  # a start that fails, or a stop that ends, shows `running` for a moment (timelines 5a)
     if memory.in_flight is not None:
         return replace(memory, running=True)  # the attempt itself will say when and how it ended
     if memory.down_since is not None and memory.announced:
         down_s = round(obs.at - memory.down_since)
         notices.append(_notice(Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be ({down_s} s)", down_s=down_s))
-    really = seen.pid is not None
-    steady = really and seen.lock is None and not memory.not_working
+    steady = seen.lock is None and not memory.not_working
     since = max(memory.stable_since or obs.at, obs.at - seen.uptime) if steady else None
     # The write of a memory that does not change is spared: `since` moves only when the guest was restarted between two looks.
     since = (
@@ -150,13 +152,17 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         memory,
         running=True,
         identity="",
-        ran=memory.ran or really,
-        new=memory.new and not really,
+        ran=True,
+        new=False,
         down_since=None,
         startable_since=None,
         announced=(),
         cause=None,
         cause_read=False,
+        ran_until=None,
+        doubt_since=None,
+        stamp="",
+        released=False,
         stable_since=since,
         blocked_storages=frozenset(),
         backup_since=None,
@@ -166,9 +172,18 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
     return replace(memory, attempts=(), given_up=False) if stable and memory.attempts else memory
 
 
-def _stopped(memory: GuestMemory, obs: Observation) -> GuestMemory:
-    down_since = memory.down_since if memory.down_since is not None else obs.at
-    return replace(memory, running=False, down_since=down_since, stable_since=None, suspect="", not_working="")
+def _stopped(memory: GuestMemory, obs: Observation, looked_at: float | None) -> GuestMemory:
+    """The first look at a guest that went down begins an episode; a file that changes while it is down renews the doubt who it is."""
+    names = obs.host.names
+    stamp = memory.stamp if isinstance(names, Unreadable) else names.here.get(memory.id, "")
+    lately = None if looked_at is None else looked_at - TASK_SLACK
+    if memory.running or memory.down_since is None:
+        ran_until = lately if memory.running else None
+        down_since = memory.down_since if memory.down_since is not None else obs.at
+        memory = replace(memory, down_since=down_since, cause_read=False, ran_until=ran_until, doubt_since=ran_until)
+    elif memory.stamp not in ("", stamp):
+        memory = replace(memory, cause_read=False, doubt_since=memory.doubt_since if memory.doubt_since is not None else lately)
+    return replace(memory, running=False, stamp=stamp, stable_since=None, suspect="", not_working="")
 
 
 def not_working_state(seen: ListedGuest, obs: Observation) -> str:
@@ -256,9 +271,9 @@ def _waits_for_backup(memory: GuestMemory, decision: Decision, obs: Observation,
 
 
 def _given_up(memory: GuestMemory, decision: Decision) -> Notice:
-    reason = memory.attempts[-1].reason
-    made = len(memory.attempts)
-    text = f"given up after {made} attempts and stays down; the last: {reason}. Mend the cause, then: guestward rearm {memory.id.vmid}"
+    last, made = memory.attempts[-1], len(memory.attempts)
+    reason = "it starts, but does not stay up" if last.outcome is Outcome.STARTED else last.reason
+    text = f"given up after {made} attempts and stays down: {reason}. Mend the cause, then: guestward rearm {memory.id.vmid}"
     return _notice(Event.GIVEN_UP, memory, text, decision.guard, level=Level.ERROR, attempts=made, reason=reason)
 
 

@@ -110,7 +110,7 @@ class SimPve:
         return {g.id: self._listed(g) for g in self._visible() if g.id.kind is kind and g.id.vmid not in self.world.hidden}
 
     def _listed(self, guest: SimGuest) -> ListedGuest:
-        pid = 1000 + guest.id.vmid if guest.running else None
+        pid = 1000 + guest.id.vmid if guest.running and not guest.no_pid else None
         uptime = int(self.world.now - guest.since) if guest.running else 0
         return ListedGuest(guest.id, guest.name, guest.running, pid, uptime, guest.lock, guest.template)
 
@@ -226,7 +226,9 @@ class SimWitness:
     def host(self) -> HostState:
         """Boot, quorum, hold file, maintenance, names."""
         world = self.world
-        here = {g.id: f"{g.born}/{g.onboot}/{g.startup}/{g.storages}/{g.note}" for g in world.guests.values() if world.is_here(g)}
+        here = {
+            g.id: f"{g.born}/{g.onboot}/{g.startup}/{g.storages}/{g.note}/{g.written}" for g in world.guests.values() if world.is_here(g)
+        }
         away = {g.id: g.node for g in world.guests.values() if not world.is_here(g)}
         return HostState(
             pmxcfs=world.pmxcfs,
@@ -267,6 +269,7 @@ class SimStore:
     hold_list: list[Hold] = field(default_factory=list)
     rearms: list[int] = field(default_factory=list)
     empty: bool = True
+    holds_lost: str = ""
     board: Board | None = None
     saves: int = 0
 
@@ -291,9 +294,9 @@ class SimStore:
         for id in forgotten:
             self.guest_memories.pop(id, None)
 
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> Reading[tuple[Hold, ...]]:
         """All holds."""
-        return tuple(self.hold_list)
+        return Unreadable(self.holds_lost) if self.holds_lost else tuple(self.hold_list)
 
     def drop_holds(self, holds: Iterable[Hold]) -> None:
         """Delete some."""

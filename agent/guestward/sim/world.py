@@ -52,6 +52,8 @@ class SimGuest:
     start_takes: float = 1.0
     started: int = 0
     note: str = ""
+    written: int = 0
+    no_pid: bool = False
     by_vzdump: bool = False
 
 
@@ -137,6 +139,12 @@ class World:
     def destroy(self, vmid: int) -> None:
         """Destroy a guest: with it goes its pool membership (pve-facts E5)."""
         del self.guests[vmid]
+
+    def restore_over(self, vmid: int, by: str = "root@pam") -> None:
+        """Restore a guest over itself: stopped, and alike in all its marks (pve-facts F3)."""
+        guest = self.guests[vmid]
+        guest.running, guest.written = False, guest.written + 1
+        self.task("vzrestore" if guest.id.kind is GuestKind.LXC else "qmrestore", str(vmid), by, said="OK")
 
     def migrate(self, vmid: int, node: str) -> None:
         """Move a guest to a node; it arrives as it left."""
