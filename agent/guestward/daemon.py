@@ -20,6 +20,7 @@ from guestward.adapters.metrics import Metrics, MetricsServer
 from guestward.adapters.notify import Notifier
 from guestward.adapters.pve import ProxmoxPve
 from guestward.adapters.secret import SecretFile
+from guestward.adapters.statelock import StateLock
 from guestward.adapters.store import SqliteStore
 from guestward.config import Config, ConfigError, load
 from guestward.duties.env import Env, Report
@@ -223,5 +224,23 @@ def reject(error: ConfigError) -> int:
 
 
 def run(config: Config) -> int:
-    """Run the agent in this process until a signal ends it."""
-    return Daemon(config).run()
+    """Run the agent in this process until a signal ends it. Returns the exit code; 2 when another agent has the state folder."""
+    lock = StateLock(config.state.dir)
+    other = lock.take()
+    if isinstance(other, int):
+        return _already_running(config, other)
+    try:
+        return Daemon(config).run()
+    finally:
+        lock.release()
+
+
+def _already_running(config: Config, pid: int) -> int:
+    """Two agents on one state would start guests twice."""
+    log = _log_stream()
+    journal = JsonJournal(log, config.log.level, HostClock(config.host.root), under_systemd(log, os.environ))
+    who = f"process {pid}" if pid else "another process"
+    text = f"not started: {who} guards the guests already, with the state in {config.state.dir}; end it first, or use another [state] dir"
+    journal.emit(Event.ALREADY_RUNNING, message=text, pid=pid, folder=str(config.state.dir))
+    journal.close()
+    return 2

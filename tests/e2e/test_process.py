@@ -315,7 +315,7 @@ def test_a_damaged_state_is_one_error_and_no_outage(stage: Stage, damage: str) -
     elif damage == "newer":
         with closing(sqlite3.connect(file)) as database:
             database.execute("PRAGMA user_version = 99")
-            database.execute("CREATE TABLE meta (name TEXT)")
+            database.execute("CREATE TABLE hold (vmid INTEGER PRIMARY KEY, hold TEXT NOT NULL)")
             database.commit()
     else:
         file.write_bytes(os.urandom(8192) if damage == "noise" else b"")

@@ -1728,7 +1728,7 @@ def test_each_new_thing_that_cannot_be_read_is_told_and_an_error_when_it_lasts()
     sim.world.at(1000, set_fault(sim, "GET /nodes/pve1/tasks?source=active", fails()))
     sim.run(86400)
     told = lines(sim, "sweep_incomplete")
-    assert [(entry.t, entry.level) for entry in told] == [(0, Level.WARN), (300, Level.ERROR), (1020, Level.WARN)]
+    assert [(entry.t, entry.level) for entry in told] == [(60, Level.WARN), (360, Level.ERROR), (1020, Level.WARN)]
     assert "active tasks" in str(told[-1].fields["reason"])
 
 

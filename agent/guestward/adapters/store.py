@@ -522,6 +522,8 @@ def _holds_seen(file: Path, mode: str) -> _Found:
     found, missing, file_id = [], "", ""
     try:
         with closing(_connect(file, mode)) as connection:
+            if _is_blank(connection):
+                return _Found()
             for row in connection.execute("SELECT CAST(hold AS BLOB) FROM hold"):
                 try:
                     found.append(_tolerant(row[0]))
@@ -532,6 +534,12 @@ def _holds_seen(file: Path, mode: str) -> _Found:
     except sqlite3.Error as error:
         missing = f"{file}: {error}"
     return _Found(tuple(found), bounded(missing), file_id)
+
+
+def _is_blank(connection: sqlite3.Connection) -> bool:
+    """A database that was given a version and nothing else; one without either may be what a power cut left."""
+    version, tables = connection.execute("SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version").fetchone()
+    return version > 0 and tables == 0
 
 
 def _tolerant(text: bytes | str) -> Hold:

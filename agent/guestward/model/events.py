@@ -97,7 +97,10 @@ class Event:
     GRANT_LOST = _kind("grant_lost", _E, "path privilege", "The token lost a privilege that it needs.")
     GRANT_RESTORED = _kind("grant_restored", _I, "path privilege", "The privilege is back.")
     STORE_FAILED = _kind(
-        "store_failed", _E, "reason", "The state could not be read or written; the agent goes on with what it has in memory."
+        "store_failed",
+        _E,
+        "reason",
+        "The state could not be read or written. The message says what is still known; where holds are not, nothing is started.",
     )
     STORE_RESTORED = _kind("store_restored", _I, "", "The state is written again.")
     METRICS_FAILED = _kind("metrics_failed", _E, "listen reason", "The metrics cannot be served; the guests are guarded all the same.")

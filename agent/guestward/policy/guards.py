@@ -263,7 +263,11 @@ def _next_at(case: Case, guard: Guard) -> float | None:
         ends = [closure.until for closure in case.gate.closures]
         return max((end for end in ends if end is not None), default=None) if None not in ends else None
     if guard is Guard.UNCONFIRMED:
-        return (case.memory.startable_since or case.obs.at) + case.rules.confirm
+        since = case.obs.at if case.memory.startable_since is None else case.memory.startable_since
+        look = since + case.rules.confirm
+        return (
+            look if look > case.obs.at else None
+        )  # what waits for the task history waits for the next sweep, not for a moment that is over
     if guard is Guard.BACKOFF:
         return _backoff_ends(case)
     return case.obs.at if guard is Guard.START else None
