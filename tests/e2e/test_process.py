@@ -448,7 +448,7 @@ PowerWatch.sweep = broken
 
 @scenario
 def test_a_defect_ends_one_sweep_and_is_no_progress(stage: Stage) -> None:
-    """C79, C105: said with its place, the next sweep comes, and systemd is told nothing that sounds like life."""
+    """C79, C105: said once with its place, the next sweep comes, and systemd is told nothing that sounds like life."""
     host = stage.host
     host.add_guest(101, status="stopped", start_takes=0.1)
     with systemd(stage) as manager:
@@ -456,12 +456,11 @@ def test_a_defect_ends_one_sweep_and_is_no_progress(stage: Stage) -> None:
         agent.planted = DEFECT
         with agent:
             agent.wait_for("internal_error")
-            wait_until(lambda: len(agent.events("internal_error")) == 2)
             assert manager.told == []
             agent.wait_for("start_result", outcome="started")
             assert manager.count("READY=1") == 1
     found = agent.events("internal_error")
-    assert [(e["level"], e["where"]) for e in found] == [("error", "sweep")] * 3
+    assert [(e["level"], e["where"]) for e in found] == [("error", "sweep")]  # it came three times, and is told once
     assert has("KeyError", "planted.py:", "defect")(found[0]["reason"])
     assert host.effects() == [("start", 101)]
 

@@ -16,8 +16,8 @@ def ended(kind: str, id: str = "101", user: str = "root@pam", *, at: float = AT 
     return task(kind, id, user, **({"said": Ok()} | of), at=at)
 
 
-def ask(*tasks: Task, vmid: int = 101, not_before: float | None = None) -> StopCause | None:
-    return stop_cause(tasks, vmid, TOKEN, not_before)
+def ask(*tasks: Task, vmid: int = 101, ran_until: float | None = None) -> StopCause | None:
+    return stop_cause(tasks, vmid, TOKEN, ran_until)
 
 
 @pytest.mark.parametrize("kind", ["vzstop", "vzshutdown", "qmstop", "qmshutdown", "hastop", "vzsuspend", "qmsuspend"])
@@ -64,8 +64,8 @@ def test_a_stop_before_a_start_explains_nothing(kind: str) -> None:
 
 
 def test_a_stop_from_before_it_was_seen_running_explains_nothing() -> None:
-    assert ask(ended("vzstop", at=AT - 100), not_before=AT - 99) is None
-    assert ask(ended("vzstop", at=AT - 100), not_before=AT - 100) is not None
+    assert ask(ended("vzstop", at=AT - 100), ran_until=AT - 9) is None
+    assert ask(ended("vzstop", at=AT - 100), ran_until=AT - 10) is not None
 
 
 def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -> None:
@@ -76,17 +76,27 @@ def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -
     assert found.task == "vzstop"
 
 
+BOOTED = WALL - AT
+
+
 @pytest.mark.parametrize("kind", ["vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"])
 def test_a_guest_made_or_destroyed_under_the_vmid_since_then_is_another_guest(kind: str) -> None:
     """A restore keeps names, disks and MAC addresses, so the task history is what tells."""
-    made = ended(kind, at=AT - 100)
-    assert born_since([ended("vzstop", at=AT - 50), made], 101, AT - 100)
-    assert not born_since([made], 101, AT - 99)
-    assert not born_since([made], 102, AT - 100)
+    made = ended(kind, at=AT - 100, took=20)
+    assert born_since([ended("vzstop", at=AT - 50), made], 101, AT - 90, BOOTED)
+    assert not born_since([made], 101, AT - 70, BOOTED)
+    assert not born_since([made], 102, AT - 200, BOOTED)
+    assert born_since([task(kind, "101", at=AT - 5)], 101, AT - 1, BOOTED)
+
+
+def test_a_guest_that_was_started_since_it_was_made_is_itself() -> None:
+    made, started = ended("vzrestore", at=AT - 100), ended("vzstart", at=AT - 90)
+    assert not born_since([started, made], 101, AT - 200, BOOTED)
+    assert born_since([made, started], 101, AT - 200, BOOTED)
 
 
 def test_a_making_that_failed_made_nobody() -> None:
-    assert not born_since([ended("vzrestore", at=AT - 100, said=Error("unable to restore CT 101"))], 101, AT - 200)
+    assert not born_since([ended("vzrestore", at=AT - 100, said=Error("unable to restore CT 101"))], 101, AT - 200, BOOTED)
 
 
 def test_a_stop_or_start_that_failed_changed_nothing_but_a_reboot_that_failed_stopped_it() -> None:

@@ -1601,6 +1601,20 @@ def test_a_guest_that_ran_since_it_was_made_without_a_start_task_is_itself() -> 
     assert len(sim.starts()) == 1
 
 
+def test_a_guest_that_ran_only_just_after_it_was_made_is_itself_when_it_dies() -> None:
+    """It was seen running once: whether by a start task or by a live restore, it is no stranger."""
+    for start in (True, False):
+        sim = simulation()
+        sim.world.add(101)
+        sim.world.at(100, partial(sim.world.restore_over, 101))
+        if start:
+            sim.world.at(109, partial(sim.world.task, "vzstart", "101", said="OK"))
+        sim.world.at(110, partial(sim.world.power_on, 101))
+        sim.world.at(130, partial(sim.world.die, 101))
+        sim.run(400)
+        assert len(sim.starts()) == 1
+
+
 def test_a_guest_that_appears_while_sweeps_are_incomplete_is_new_all_the_same() -> None:
     sim = simulation()
     down(sim, 102)

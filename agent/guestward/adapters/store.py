@@ -539,7 +539,7 @@ def _holds_seen(file: Path, mode: str) -> _Found:
 def _is_blank(connection: sqlite3.Connection) -> bool:
     """A database that was given a version and nothing else; one without either may be what a power cut left."""
     version, tables = connection.execute("SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version").fetchone()
-    return version > 0 and tables == 0
+    return bool(version > 0 and tables == 0)
 
 
 def _tolerant(text: bytes | str) -> Hold:

@@ -196,16 +196,17 @@ class PowerWatch:
             return  # nobody is started of whom it is not known; asked again at the next look
         for memory in unread:
             if not causes.is_changing(history, memory.id.vmid):
-                self._explain(memory, history, seen.token_id)
+                self._explain(memory, history, seen)
         fresh, known = (tuple(c for m in of if (c := state.memories[m.id].cause) is not None) for of in (unread, down))
         if causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):
             state.node = replace(state.node, mass_stop_until=seen.at + MASS_STOP_PAUSE)
 
-    def _explain(self, memory: GuestMemory, history: tuple[Task, ...], token_id: str) -> None:
-        if memory.doubt_since is not None and causes.born_since(history, memory.id.vmid, memory.doubt_since):
+    def _explain(self, memory: GuestMemory, history: tuple[Task, ...], seen: Observation) -> None:
+        doubt = memory.doubt_since
+        if doubt is not None and causes.born_since(history, memory.id.vmid, doubt, seen.wall - seen.at):
             self.state.take(recall.reborn(memory))
             memory = self.state.memories[memory.id]
-        cause = causes.stop_cause(history, memory.id.vmid, token_id, memory.ran_until) or memory.cause
+        cause = causes.stop_cause(history, memory.id.vmid, seen.token_id, memory.ran_until) or memory.cause
         self.state.memories[memory.id] = replace(memory, cause=cause, cause_read=True, doubt_since=None)
 
     def _ask_witnesses(self, seen: Observation, holds: Holds, deadline: float) -> Observation:

@@ -10,6 +10,8 @@ from guestward.model.rules import MASS_STOP_PAUSE, MASS_STOP_WINDOW
 from guestward.model.task import Error, Task, Upid
 
 CLOCK_SLACK = 60.0
+TASK_SLACK = 90.0  # a shutdown that waits for the guest
+END_SLACK = 2.0  # ends are whole seconds
 STOPS = frozenset({"vzstop", "vzshutdown", "qmstop", "qmshutdown", "vzsuspend", "qmsuspend", "hastop"})
 REBOOTS = frozenset({"vzreboot", "qmreboot"})
 BIRTHS = frozenset({"vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"})
@@ -30,14 +32,15 @@ def is_changing(tasks: Iterable[Task], vmid: int) -> bool:
     return any(t.running and t.upid.id == str(vmid) and t.upid.type in STOPS | REBOOTS | BIRTHS for t in tasks)
 
 
-def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, not_before: float | None) -> StopCause | None:
+def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, ran_until: float | None) -> StopCause | None:
     """The newest task that stopped this guest, or None when the newest one that touched its power did something else.
 
-    tasks: of this boot, newest first. not_before: seconds since host boot; an older stop cannot explain a guest that ran later.
+    tasks: of this boot, newest first. ran_until: when it was seen running, in seconds since host boot; a stop long before
+    that cannot explain that it is down, one that was under way then can.
     """
     history = tuple(tasks)
     newest = next((t.upid for t in history if t.upid.id == str(vmid) and _touched_power(t)), None)
-    if newest is None or newest.type in STARTS or (not_before is not None and newest.started_boottime < not_before):
+    if newest is None or newest.type in STARTS or (ran_until is not None and newest.started_boottime < ran_until - TASK_SLACK):
         return None
     return StopCause(
         task=newest.type,
@@ -56,15 +59,20 @@ def _touched_power(task: Task) -> bool:
     return task.upid.type in REBOOTS or (task.upid.type in STOPS | STARTS and not isinstance(task.status, Error))
 
 
-def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
-    """Whether a guest was made or destroyed under this VMID since then (seconds since host boot).
+def born_since(tasks: Iterable[Task], vmid: int, since: float, booted: float) -> bool:
+    """Whether a guest was made or destroyed under this VMID after a moment (seconds since host boot) and not started since.
 
-    Then the one that was there is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses.
+    Then the one that was there is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses. booted: the
+    boot in seconds since the epoch; a task's end is known in wall time only.
     """
-    return any(
-        t.upid.id == str(vmid) and t.upid.type in BIRTHS and t.upid.started_boottime >= since and not isinstance(t.status, Error)
-        for t in tasks
-    )
+    for task in tasks:
+        if task.upid.id != str(vmid) or isinstance(task.status, Error):
+            continue
+        if task.upid.type in STARTS:
+            return False
+        if task.upid.type in BIRTHS:
+            return task.endtime is None or task.endtime - booted >= since - END_SLACK
+    return False
 
 
 def _by_vzdump(stop: Upid, history: Iterable[Task]) -> bool:

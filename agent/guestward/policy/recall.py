@@ -17,7 +17,6 @@ from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE
 
 WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
 CLOCK_SLACK = 2.0
-TASK_SLACK = 90.0
 BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 
 
@@ -176,13 +175,12 @@ def _stopped(memory: GuestMemory, obs: Observation, looked_at: float | None) -> 
     """The first look at a guest that went down begins an episode; a file that changes while it is down renews the doubt who it is."""
     names = obs.host.names
     stamp = memory.stamp if isinstance(names, Unreadable) else names.here.get(memory.id, "")
-    lately = None if looked_at is None else looked_at - TASK_SLACK
     if memory.running or memory.down_since is None:
-        ran_until = lately if memory.running else None
+        ran_until = looked_at if memory.running else None
         down_since = memory.down_since if memory.down_since is not None else obs.at
         memory = replace(memory, down_since=down_since, cause_read=False, ran_until=ran_until, doubt_since=ran_until)
     elif memory.stamp not in ("", stamp):
-        memory = replace(memory, cause_read=False, doubt_since=memory.doubt_since if memory.doubt_since is not None else lately)
+        memory = replace(memory, cause_read=False, doubt_since=memory.doubt_since if memory.doubt_since is not None else looked_at)
     return replace(memory, running=False, stamp=stamp, stable_since=None, suspect="", not_working="")
 
 
