@@ -1794,3 +1794,12 @@ def test_c07_what_starts_but_does_not_stay_up_is_given_up_in_these_words() -> No
     sim.run(7200)
     (error,) = lines(sim, "given_up")
     assert error.fields["reason"] == "it starts, but does not stay up"
+
+
+def test_a_guest_restored_over_itself_right_before_its_start_is_not_started() -> None:
+    """I12: the file that changed between the decision and the request makes who it is a question again."""
+    sim = simulation()
+    down(sim, 101, 5)
+    sim.pve.before[CURRENT] = partial(sim.world.restore_over, 101)
+    sim.run(3600)
+    assert (sim.starts(), guards(sim)[101]) == ([], "new_here")

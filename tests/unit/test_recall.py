@@ -13,7 +13,7 @@ from guestward.model.decision import Decision, Guard, Outcome
 from guestward.model.events import Level, Notice
 from guestward.model.guest import GuestConfig, GuestKind, ListedGuest
 from guestward.model.memory import Attempt, GuestMemory
-from guestward.model.observation import Member, Observation, StorageState
+from guestward.model.observation import Member, NodeNames, Observation, StorageState
 from guestward.model.reading import Unreadable
 from guestward.policy.guards import decide
 from guestward.policy.recall import (
@@ -36,6 +36,7 @@ from tests.unit.build import (
     case,
     cause,
     config,
+    host,
     listed,
     member,
     memory,
@@ -49,9 +50,9 @@ TRIED = (attempt(1), attempt(2))
 RULES = rules()
 
 
-def see(known: GuestMemory, guest: ListedGuest | None = None, **seen: Any) -> Recalled:
+def see(known: GuestMemory, guest: ListedGuest | None = None, *, looked_at: float | None = AT - 60, **seen: Any) -> Recalled:
     guest = listed(known.id) if guest is None else guest
-    return recall(known, guest, observation(guest, **seen), RULES)
+    return recall(known, guest, observation(guest, **seen), RULES, looked_at)
 
 
 def runs(known: GuestMemory, *, at: float = AT, uptime: int = 3600, **seen: Any) -> GuestMemory:
@@ -337,7 +338,7 @@ class TestEpisode:
         known, lines = memory(identity="", ran=False, new=True), 0
         for minute in range(5):
             obs = observation(listed(lock="create"), at=AT + 60 * minute)
-            seen = recall(known, obs.guests[CT], obs, RULES)
+            seen = recall(known, obs.guests[CT], obs, RULES, None)
             found = settle(seen.memory, decide(case(obs=obs, memory=seen.memory)), obs, RULES, ran_before=False)
             known, lines = found.memory, lines + len(seen.notices) + len(found.notices)
         assert lines == 1
@@ -436,7 +437,7 @@ class TestNotWorking:
     def test_a_guest_that_is_not_ours_is_none_of_our_business(self) -> None:
         guest = listed(SCRATCH, running=True)
         obs = observation(guest, members={}, frozen=frozenset({SCRATCH.vmid}))
-        assert recall(memory(SCRATCH, suspect="frozen"), guest, obs, RULES).notices == ()
+        assert recall(memory(SCRATCH, suspect="frozen"), guest, obs, RULES, None).notices == ()
 
     def test_what_is_seen_of_a_stopped_guest_is_forgotten(self) -> None:
         found = see(memory(VM, suspect="paused", not_working="paused"), listed(VM)).memory
@@ -477,14 +478,14 @@ def test_the_short_way_for_guests_that_run_on_as_they_did_leads_to_the_same(
     guest = listed(VM, running=running, lock=lock, **({"pid": pid, "uptime": uptime} if running else {}))
     obs = observation(guest, members={VM: member(VM, state)} if owned else {})
     with pytest.MonkeyPatch.context() as patch:
-        short = recall(memory(VM, **known), guest, obs, RULES)
+        short = recall(memory(VM, **known), guest, obs, RULES, None)
         patch.setattr("guestward.policy.recall._as_before", lambda *_: False)
-        assert recall(memory(VM, **known), guest, obs, RULES) == short
+        assert recall(memory(VM, **known), guest, obs, RULES, None) == short
 
 
 def test_a_guest_that_came_back_is_no_longer_away_and_belongs_to_whom_the_pool_says() -> None:
     obs: Observation = observation(members={})
-    found = recall(memory(away=True), obs.guests[CT], obs, RULES).memory
+    found = recall(memory(away=True), obs.guests[CT], obs, RULES, None).memory
     assert (found.away, found.owned) == (False, False)
     assert see(memory(owned=False)).memory.owned
 
@@ -502,3 +503,30 @@ def test_a_member_on_another_node_is_not_what_runs_here() -> None:
 def test_the_outcome_of_an_attempt_is_the_guests_until_it_ran_stably() -> None:
     known = memory(attempts=(attempt(1, outcome=Outcome.STARTED),))
     assert see(known).memory.attempts == known.attempts
+
+
+class TestDoubt:
+    """When it has to be asked anew who a guest is."""
+
+    def names(self, stamp: str) -> dict[str, Any]:
+        return {"host": host(names=NodeNames({CT: stamp}, {}))}
+
+    def test_one_that_ran_at_the_last_look_may_have_been_made_anew_since(self) -> None:
+        found = see(memory(running=True, down_since=None), **self.names("1")).memory
+        assert (found.cause_read, found.ran_until, found.doubt_since, found.stamp) == (False, AT - 60, AT - 60, "1")
+
+    def test_one_that_is_found_down_is_who_it_is(self) -> None:
+        found = see(memory(down_since=None, cause_read=False)).memory
+        assert (found.cause_read, found.doubt_since) == (False, None)
+
+    def test_a_file_that_changes_while_it_is_down_renews_the_doubt_and_the_oldest_counts(self) -> None:
+        known = see(memory(stamp="1"), **self.names("1")).memory
+        assert known.cause_read
+        found = see(known, **self.names("2")).memory
+        assert (found.cause_read, found.doubt_since, found.stamp) == (False, AT - 60, "2")
+        later = see(found, looked_at=AT - 1, **self.names("3")).memory
+        assert later.doubt_since == AT - 60
+
+    def test_names_that_cannot_be_read_renew_nothing(self) -> None:
+        found = see(memory(stamp="1"), host=host(names=Unreadable("no"))).memory
+        assert (found.cause_read, found.stamp) == (True, "1")

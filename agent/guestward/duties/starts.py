@@ -80,7 +80,7 @@ class Starter:
         self.due.pop(id, None)
         self.retry_at.pop(id, None)
         self.failing.pop(str(id), None)
-        state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules))
+        state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules, state.node.looked_at))
         state.gate = state.judge_gate(fresh, holds)
         decision = decide(state.case(fresh, id, holds))
         state.decisions[id] = decision

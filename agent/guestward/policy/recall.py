@@ -38,7 +38,7 @@ def after_boot(memory: GuestMemory) -> GuestMemory:
     return GuestMemory(memory.id, name=memory.name, owned=memory.owned, identity=memory.identity, ran=memory.ran, away=memory.away)
 
 
-def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, looked_at: float | None = None) -> Recalled:
+def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, looked_at: float | None) -> Recalled:
     """Bring the memory of a listed guest up to what is seen of it now. looked_at: the last look, in seconds since host boot."""
     if _as_before(memory, seen, obs):
         return Recalled(memory)
