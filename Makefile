@@ -1,5 +1,6 @@
 # `make demo` and `make test` do all their own set-up; everything else here uses the same .venv.
 PY := .venv/bin/python
+PYTEST := $(PY) $(if $(GUESTWARD_COVERAGE),-m coverage run -p )-m pytest
 
 .PHONY: demo test unit e2e mutants check lint types imports docs docs-check coverage versions bench clean
 
@@ -10,10 +11,10 @@ test: .venv/ready            ## everything that must pass: unit, end to end, and
 	@$(MAKE) --no-print-directory unit e2e mutants
 
 unit: .venv/ready            ## the fast tests
-	@$(PY) -m pytest tests/unit
+	@$(PYTEST) tests/unit
 
 e2e: .venv/ready             ## the real agent process against a PVE API over real HTTPS
-	@$(PY) -m pytest tests/e2e
+	@$(PYTEST) tests/e2e
 
 mutants: .venv/ready         ## each red proof of the design must turn a named test red
 	@$(PY) tools/mutants
