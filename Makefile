@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST := $(PY) $(if $(GUESTWARD_COVERAGE),-m coverage run -p )-m pytest
 
-.PHONY: demo test unit e2e mutants check lint types imports docs docs-check coverage versions bench clean
+.PHONY: demo test unit e2e mutants check lint types imports docs docs-check coverage versions bench clean help
 
 demo: .venv/ready            ## watch the real agent at work on a stand-in PVE host (about a minute)
 	@$(PY) -m guestward demo
@@ -44,7 +44,11 @@ bench: .venv/ready           ## what a sweep, the idle daemon and a scrape cost
 	@$(PY) tools/bench
 
 clean:
-	rm -rf .venv .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf .venv .venvs build dist agent/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	find agent tests tools -name __pycache__ -type d -exec rm -rf {} +
+
+help:                        ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1: /p' Makefile
 
 .venv/ready: pyproject.toml constraints.txt tools/setup-venv
 	@tools/setup-venv

@@ -183,7 +183,7 @@ def test_a_missing_grant_is_named_and_nothing_else(privilege: str, path: str, wh
     finally:
         shared.grant(privilege, path, who, propagate=not path.startswith("/nodes"))
     assert (code, bad(findings)) == (5, [f"grant {privilege} on {path}"])
-    assert "host-install.sh repair" in found(findings, f"grant {privilege} on {path}")["hint"]
+    assert "grant it to the token and to its user" in found(findings, f"grant {privilege} on {path}")["hint"]
 
 
 def test_a_missing_grant_and_something_else_is_a_failure(own: PveHost, run: Run) -> None:
@@ -272,7 +272,7 @@ def test_a_wrong_secret(shared: PveHost, run: Run, tmp_path: Path) -> None:
     code, findings = run(shared, token_file=str(file))
     assert (code, bad(findings)) == (1, ["PVE API"])
     assert "401 invalid token value!" in found(findings, "PVE API")["detail"]
-    assert "have a new one made" in found(findings, "PVE API")["hint"]
+    assert "a new one: pveum user token add" in found(findings, "PVE API")["hint"]
     assert "not-the-secret" not in json.dumps(findings)
 
 
@@ -395,10 +395,13 @@ def test_without_quorum(own: PveHost, run: Run) -> None:
 
 def test_a_state_folder_that_is_missing(shared: PveHost, run: Run, tmp_path: Path) -> None:
     code, findings = run(shared, state=tmp_path / "none")
+    assert (code, bad(findings)) == (0, [])
+    assert "the agent makes it" in found(findings, "state")["detail"]
+    assert not (tmp_path / "none").exists(), "check only reads"
+    code, findings = run(shared, state=tmp_path / "none" / "deeper")
     assert (code, bad(findings)) == (1, ["state"])
     assert "No such file or directory" in found(findings, "state")["detail"]
-    assert "install -d -o guestward" in found(findings, "state")["hint"]
-    assert not (tmp_path / "none").exists(), "check only reads"
+    assert "can write" in found(findings, "state")["hint"]
 
 
 SAID = {
@@ -463,7 +466,7 @@ def test_a_state_that_belongs_to_somebody_else(
         monkeypatch.setattr("guestward.cli.check.os.access", lambda *_: False)
     code, findings = run(shared)
     assert (code, bad(findings)) == (1, ["state"])
-    assert "install -d -o guestward" in found(findings, "state")["hint"]
+    assert "can write" in found(findings, "state")["hint"]
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can become somebody else")

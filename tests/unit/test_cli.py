@@ -209,9 +209,12 @@ def test_ctrl_c_for_real(looked: Config, tmp_path: Path) -> None:
     os.mkfifo(fifo)
     words = [sys.executable, "-m", "guestward", "status", "--config", str(fifo)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with fifo.open("w"):  # opens when the command reads its configuration, and keeps it waiting
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
+    try:
+        with fifo.open("w"):  # opens when the command reads its configuration, and keeps it waiting
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
     assert (process.returncode, out) == (3, b"")
     assert b"Traceback" not in err
 

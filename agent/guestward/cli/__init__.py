@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         return sub
 
-    add("run", _run, "run the agent in the foreground (systemd does this)")
+    add("run", _run, "run the agent in the foreground, for a systemd unit or a trial")
     add("check", _check, "read everything that the agent will read, and say what is wrong and what to do")
     add("status", _status, "what the agent saw last, for every guest; exit code 1 when nobody guards them")
     add("explain", _explain, "why a guest was started or not: every guard and what it saw").add_argument("vmid", type=_vmid, metavar="VMID")

@@ -18,16 +18,16 @@ from guestward.adapters.host import LinuxHost
 from guestward.adapters.pve import ProxmoxPve
 from guestward.adapters.secret import SecretError, SecretFile
 from guestward.cli.output import FAILED, GRANTS, OK, count, envelope, plain, put
-from guestward.cli.show import REPAIR
 from guestward.config import Config
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.observation import HostState, LostGrant
 from guestward.model.reading import Unreadable
 from guestward.policy import gate, rights
+from guestward.policy.rights import REPAIR
 from guestward.ports import PveError, PveRefused
 
 _PROC = "/proc must show the service user all processes: no hidepid at its mount, no ProtectProc or ProcSubset in the unit"
-_PMXCFS = f"the service user must be in the group www-data ({REPAIR}), and pve-cluster must run: systemctl status pve-cluster"
+_PMXCFS = "pve-cluster must run (systemctl status pve-cluster), and the agent's user be in www-data (usermod -aG www-data guestward)"
 _SYSTEMD = "systemctl must answer the service user; try: systemctl show pve-guests.service"
 _AGENT, _ANSWER_S = b"guestward_build_info", 2.0
 
@@ -73,7 +73,9 @@ class Check:
         """Everything, one by one, as it is found."""
         yield Finding("configuration", True, f"{self.config.file} is valid")
         if self.note:
-            yield Finding("user", None, self.note, f"the agent runs as the service user; install it: {REPAIR}")
+            yield Finding(
+                "user", None, self.note, "fine for a trial; for good: adduser --system --group guestward && adduser guestward www-data"
+            )
         state = self.host.host()
         yield self._node(state)
         token = self._token()
@@ -110,7 +112,12 @@ class Check:
         try:
             self.secret.read()
         except SecretError as error:
-            return Finding("token", False, str(error), f"mend that, or have a new one made: {REPAIR}")
+            return Finding(
+                "token",
+                False,
+                str(error),
+                "put the secret of the token there, on one line; a new one: pveum user token add (README, Configure)",
+            )
         with suppress(OSError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o007:
@@ -140,7 +147,9 @@ class Check:
 
     def _api_hint(self, error: PveError) -> str:
         if isinstance(error, PveRefused) and error.status == 401:
-            return f"the secret is not (or no longer) that of {self.config.pve.token_id}; have a new one made: {REPAIR}"
+            return (
+                f"the secret is not (or no longer) that of {self.config.pve.token_id}; a new one: pveum user token add (README, Configure)"
+            )
         section = f"see host, port, ca_file, fingerprint and server_name of [pve] in {self.config.file}"
         return f"{section}; systemctl status pveproxy pvedaemon"
 
@@ -161,7 +170,7 @@ class Check:
         """Without Sys.Audit PVE shows the token's own tasks only, as if there were no others (pve-facts C1)."""
         hiding = LostGrant(f"/nodes/{self.node}", "Sys.Audit")
         if hiding in self.lost:
-            return Finding("tasks of the node", None, f"not asked: {hiding} is missing", f"grant it first: {REPAIR}")
+            return Finding("tasks of the node", None, f"not asked: {hiding} is missing", "grant it first")
         return self._asked("tasks of the node", lambda: f"{len(self.pve.active_tasks(deadline=self._deadline()))} active")
 
     def _pool(self, pool: str) -> Finding:
@@ -169,7 +178,7 @@ class Check:
         what = f"pool {pool}"
         hiding = LostGrant(f"/pool/{pool}", "Pool.Audit")
         if hiding in self.lost:
-            return Finding(what, None, f"not asked: {hiding} is missing", f"grant it first: {REPAIR}")
+            return Finding(what, None, f"not asked: {hiding} is missing", "grant it first")
         try:
             members = self.pve.members(pool, deadline=self._deadline())
         except PveError as error:
@@ -233,7 +242,9 @@ class Check:
     def _state(self) -> Finding:
         """A file that does not belong to the service user, as after a call by root, is as bad as a folder that does not."""
         folder = self.config.state.dir
-        hint = f"install -d -o guestward -g guestward -m 0750 {folder}; without it attempts are forgotten at a restart"
+        hint = f"make {folder} a folder that the agent's user can write; without it attempts are forgotten at a restart"
+        if not folder.exists() and os.access(folder.parent, os.W_OK | os.X_OK):
+            return Finding("state", True, f"{folder} is not there yet; the agent makes it")
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"guestward check")
@@ -242,7 +253,7 @@ class Check:
             if os.path.exists(folder / store.FILE) and not os.access(folder / store.FILE, os.R_OK | os.W_OK):
                 raise PermissionError(errno.EACCES, "the service user cannot read and write it", str(folder / store.FILE))
         except OSError as error:
-            return Finding("state", False, f"{error.filename or folder}: {error.strerror}", hint)
+            return Finding("state", False, f"{folder}: {error.strerror}", hint)
         fault = store.inspect(folder)
         if fault is not None:
             away = f"with the agent stopped move {folder / store.FILE}* away, and set holds again once it runs: guestward hold"
@@ -318,5 +329,5 @@ def _sum(found: list[Finding], bad: list[Finding], code: int) -> str:
     if not bad:
         return "all good" + (f", but see the {count(notes, 'note')}" if notes else "")
     if code == GRANTS:
-        return f"{count(len(bad), 'grant')} missing and nothing else is wrong; repair: {REPAIR}"
+        return f"{count(len(bad), 'grant')} missing and nothing else is wrong; {REPAIR}"
     return f"{count(len(bad), 'fault')} in {len(found)} things looked at; the agent cannot guard all guests like this"

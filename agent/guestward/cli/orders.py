@@ -56,7 +56,7 @@ class _Desk:
     def agent_runs(self) -> bool:
         """Whether somebody is there to take a wish up soon."""
         board, limit = self.board, 2 * self.config.watchdog.interval + PATIENCE
-        return board is not None and board.boot_id == self.clock.boot_id() and self.clock.boottime() - board.at <= limit
+        return board is not None and not board.ended and board.boot_id == self.clock.boot_id() and self.clock.boottime() - board.at <= limit
 
     def answer(self, lines: Iterable[str], data: dict[str, Any]) -> Answer:
         """The answer, with a warning where nobody takes the wish up."""
@@ -128,7 +128,8 @@ def rearm(config: Config, clock: Clock, vmid: int) -> Answer:
     row = desk.row(vmid)
     _try(lambda: store.request_rearm(config.state.dir, vmid))
     had = f" ({row.attempts} of {config.watchdog.attempts} are used now)" if row is not None else ""
-    lines = [f"guest {vmid} gets all its attempts again with the next sweep, within {span(config.watchdog.interval)}{had}"]
+    soon = f", within {span(config.watchdog.interval)}" if desk.agent_runs() else ""
+    lines = [f"guest {vmid} gets all its attempts again with the next sweep{soon}{had}"]
     ends = _ENDED_BY_REARM if desk.hold_on(vmid) is not None else _ENDED_BY_REARM | {Guard.HELD}
     if row is not None and row.decision.guard not in ends:
         lines.append(f"other guards go on; at the last look: {row.decision.guard} ({row.decision.evidence})")

@@ -15,10 +15,10 @@ from guestward.config import Config
 from guestward.model.decision import GUARD_MEANING, Guard, Verdict
 from guestward.model.memory import Hold
 from guestward.model.observation import NOT_READ
+from guestward.policy.rights import REPAIR
 from guestward.ports import Board, Clock, Row
 
 NOT_RUNNING = "Is the agent running? systemctl status guestward; journalctl -u guestward"
-REPAIR = "/usr/share/guestward/host-install.sh repair"
 PATIENCE = 60.0  # seconds beyond two sweeps until a look counts as old
 
 
@@ -159,7 +159,7 @@ def _head(seen: View) -> Iterator[str]:
         late = "" if board.seen_at is not None and _taken_up(seen, hold) else " (from the agent's next look on)"
         yield f"hold: {scope(hold.vmid)}, {hold_words(hold, left, seen.wall)}{late}"
     if board.lost:
-        yield f"grants MISSING: {', '.join(board.lost)}; repair: {REPAIR}"
+        yield f"grants MISSING: {', '.join(board.lost)}; {REPAIR}"
 
 
 def _taken_up(seen: View, hold: Hold) -> bool:

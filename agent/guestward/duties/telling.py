@@ -12,6 +12,7 @@ from guestward.model.events import Event, Level
 from guestward.model.memory import Hold
 from guestward.model.observation import LostGrant
 from guestward.policy.gate import reasons
+from guestward.policy.rights import REPAIR
 
 ABORTED_ERROR_AFTER = 3
 ABORTED_ERROR_SECONDS = 300.0
@@ -104,7 +105,7 @@ class Teller:
     def grants(self, lost: tuple[LostGrant, ...]) -> None:
         """One ERROR for each privilege that goes, one INFO when it comes back."""
         for grant in sorted(frozenset(lost) - self.lost, key=str):
-            text = f"the token has lost {grant}; repair: /usr/share/guestward/host-install.sh repair"
+            text = f"the token has lost {grant}; {REPAIR}"
             self.env.journal.emit(Event.GRANT_LOST, message=text, path=grant.path, privilege=grant.privilege)
         for grant in sorted(self.lost - frozenset(lost), key=str):
             self.env.journal.emit(Event.GRANT_RESTORED, message=f"the token has {grant} again", path=grant.path, privilege=grant.privilege)

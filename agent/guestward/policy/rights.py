@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from guestward.model.observation import LostGrant
 
 Privileges = Mapping[str, Mapping[str, bool]]
+REPAIR = "grant it to the token and to its user (README, Configure)"
 OWNERSHIP = ("VM.Audit", "VM.PowerMgmt", "Pool.Audit")
 
 
