@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ from typing import Any, TypeVar
 from guestward.model.rules import Rules
 
 DEFAULT_FILE = Path("/etc/guestward/guestward.toml")
+LONGEST = 366 * 86400.0
+LARGEST = 1 << 20
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 T = TypeVar("T")
 
@@ -37,8 +41,8 @@ def duration(value: object) -> float:
 def _at_least(low: float) -> Callable[[object], float]:
     def parse(value: object) -> float:
         seconds = duration(value)
-        if seconds < low:
-            raise ValueError(f"must be {low:g}s or more")
+        if not low <= seconds <= LONGEST:
+            raise ValueError(f"must be from {low:g}s to 366d")
         return seconds
 
     return parse
@@ -47,7 +51,7 @@ def _at_least(low: float) -> Callable[[object], float]:
 def _durations(value: object) -> tuple[float, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of durations that is not empty")
-    return tuple(duration(item) for item in value)
+    return tuple(_at_least(1)(item) for item in value)
 
 
 def _text(value: object) -> str:
@@ -293,14 +297,18 @@ def sections() -> dict[str, type]:
 def load(file: Path) -> Config:
     """Read and check a configuration file. Raises ConfigError."""
     try:
-        text = file.read_bytes().decode("utf-8")
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            regular = stat.S_ISREG(os.fstat(opened.fileno()).st_mode)
+            content = opened.read(LARGEST + 1) if regular else b""
     except OSError as error:
         raise ConfigError(file, "", f"cannot be read: {error.strerror}") from None
+    if not regular or len(content) > LARGEST:
+        raise ConfigError(file, "", "is no regular file" if not regular else f"is larger than {LARGEST >> 10} KiB")
+    try:
+        values = tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(file, "", f"is not UTF-8 text (byte {error.start})") from None
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(file, "", f"is not TOML: {error}") from None
     return parse(values, file)
 

@@ -154,14 +154,15 @@ class Daemon:
             self.journal.emit(Event.CONFIG_REJECTED, message=text, file=error.file, key=error.key, reason=error.reason)
         else:
             self._apply(old, new)
-        self.notifier.ready()
+        finally:
+            self.notifier.ready()
 
     def _apply(self, old: Config, new: Config) -> None:
         self.env.config = new
         if new.pve != old.pve:
             node = node_name() if new.pve.node == "auto" else new.pve.node
             self.env.pve = self._pve(new, node)
-            self.env.host = LinuxHost(new.host.root, node)
+            self.env.host = LinuxHost(old.host.root, node)  # [host] waits for the next start
         if new.metrics != old.metrics:
             self._move_metrics(new.metrics.listen)
         late = [f"[{name}]" for name in NEEDS_RESTART if getattr(new, name) != getattr(old, name)]

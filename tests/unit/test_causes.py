@@ -76,27 +76,24 @@ def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -
     assert found.task == "vzstop"
 
 
-BOOTED = WALL - AT
-
-
 @pytest.mark.parametrize("kind", ["vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"])
 def test_a_guest_made_or_destroyed_under_the_vmid_since_then_is_another_guest(kind: str) -> None:
     """A restore keeps names, disks and MAC addresses, so the task history is what tells."""
     made = ended(kind, at=AT - 100, took=20)
-    assert born_since([ended("vzstop", at=AT - 50), made], 101, AT - 90, BOOTED)
-    assert not born_since([made], 101, AT - 70, BOOTED)
-    assert not born_since([made], 102, AT - 200, BOOTED)
-    assert born_since([task(kind, "101", at=AT - 5)], 101, AT - 1, BOOTED)
+    assert born_since([ended("vzstop", at=AT - 50), made], 101, AT - 90)
+    assert not born_since([made], 101, AT - 70)
+    assert not born_since([made], 102, AT - 200)
+    assert born_since([task(kind, "101", at=AT - 5)], 101, AT - 1)
 
 
 def test_a_guest_that_was_started_since_it_was_made_is_itself() -> None:
     made, started = ended("vzrestore", at=AT - 100), ended("vzstart", at=AT - 90)
-    assert not born_since([started, made], 101, AT - 200, BOOTED)
-    assert born_since([made, started], 101, AT - 200, BOOTED)
+    assert not born_since([started, made], 101, AT - 200)
+    assert born_since([made, started], 101, AT - 200)
 
 
 def test_a_making_that_failed_made_nobody() -> None:
-    assert not born_since([ended("vzrestore", at=AT - 100, said=Error("unable to restore CT 101"))], 101, AT - 200, BOOTED)
+    assert not born_since([ended("vzrestore", at=AT - 100, said=Error("unable to restore CT 101"))], 101, AT - 200)
 
 
 def test_a_stop_or_start_that_failed_changed_nothing_but_a_reboot_that_failed_stopped_it() -> None:
@@ -116,9 +113,15 @@ def test_a_stop_that_runs_has_not_stopped_it_yet() -> None:
 
 
 def test_tasks_of_an_earlier_boot_are_left_out() -> None:
-    """pstart counts from the worker's own boot: one that lies ahead, or began before this boot, is of another."""
-    now, ahead, before = ended("vzstop", at=AT - 50), ended("vzstop", at=AT + 500), ended("vzstop", at=AT - 50, wall=WALL - AT - 3600)
-    assert of_this_boot([now, ahead, before], AT, WALL) == (now,)
+    """pstart counts from the worker's own boot, so a task of another boot has another difference of both clocks."""
+    now, ahead, before = ended("vzstop", at=AT - 50), ended("vzstop", at=AT + 500), ended("vzstop", at=AT - 50, wall=WALL - 86400)
+    assert of_this_boot([now, ahead, before], AT, [WALL - AT]) == (now,)
+
+
+def test_a_clock_that_was_set_leaves_this_boots_tasks_in() -> None:
+    """C77: by NTP after a boot without a clock, further than the host has been up."""
+    before, after = ended("vzstop", at=AT - 50), ended("vzstop", at=AT - 5, wall=WALL - 5 + 3 * 86400)
+    assert of_this_boot([after, before], AT, [WALL - AT, WALL - AT + 3 * 86400]) == (after, before)
 
 
 def test_our_own_stop_is_not_foreign() -> None:

@@ -203,16 +203,26 @@ def test_ctrl_c_is_an_outcome_that_nobody_knows(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_ctrl_c_for_real(looked: Config, tmp_path: Path) -> None:
-    call(looked, "status")
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    words = [sys.executable, "-m", "guestward", "status", "--config", str(fifo)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+INTERRUPTED = """
+import signal, sys
+from guestward import cli
+
+def wait(_):
+    print("reading", flush=True)
+    signal.pause()
+
+cli.load = wait
+sys.exit(cli.main(["status"]))
+"""
+
+
+def test_ctrl_c_for_real() -> None:
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        with fifo.open("w"):  # opens when the command reads its configuration, and keeps it waiting
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=10)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"reading\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
     finally:
         process.kill()
     assert (process.returncode, out) == (3, b"")

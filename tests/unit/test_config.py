@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("pve.fingerprint", "g" * 64, "64 hexadecimal"),
     ("pve.fingerprint", 1, "64 hexadecimal"),
     ("pve.server_name", "a b", "host name"),
-    ("pve.timeout", "0s", "1s or more"),
+    ("pve.timeout", "0s", "from 1s to 366d"),
     ("pve.timeout", 35, "duration"),
     ("scope.pools", [], "not empty"),
     ("scope.pools", "guestward", "list"),
@@ -182,21 +183,21 @@ BAD: list[tuple[str, Any, str]] = [
     ("scope.exclude", [99], "from 100"),
     ("scope.exclude", [101, 101], "twice"),
     ("scope.exclude", [990003], "scratch band"),
-    ("watchdog.interval", "0s", "1s or more"),
+    ("watchdog.interval", "0s", "from 1s to 366d"),
     ("watchdog.confirm", "-1s", "duration"),
     ("watchdog.attempts", 0, "from 1 to 10"),
     ("watchdog.attempts", 11, "from 1 to 10"),
     ("watchdog.backoff", [], "not empty"),
     ("watchdog.backoff", "1m", "list of durations"),
     ("watchdog.backoff", ["1m", 2], "duration"),
-    ("watchdog.stable", "0s", "1s or more"),
+    ("watchdog.stable", "0s", "from 1s to 366d"),
     ("watchdog.parallel", 0, "from 1 to 16"),
-    ("watchdog.start_timeout", "4s", "5s or more"),
+    ("watchdog.start_timeout", "4s", "from 5s to 366d"),
     ("watchdog.heartbeat_every", 0, "from 1"),
     ("watchdog.operator_stop", "ignore", '"start", "hold"'),
     ("watchdog.operator_stop", True, '"start", "hold"'),
     ("watchdog.operator_stop", ["start"], '"start", "hold"'),
-    ("watchdog.backup_wait_warn", "59s", "60s or more"),
+    ("watchdog.backup_wait_warn", "59s", "from 60s to 366d"),
     ("watchdog.mass_stop", 1, "from 2"),
     ("locks.recover", "always", '"prove", "report"'),
     ("scratch.tag", "UPPER", "lower case"),
@@ -304,3 +305,35 @@ def test_the_rules_are_those_of_the_file() -> None:
     assert (found.pools, found.exclude, found.attempts, found.operator_stop_holds) == (("web",), {105}, 2, True)
     assert [found.in_scratch_band(vmid) for vmid in (799, 800, 809, 810)] == [False, True, True, False]
     assert [found.backoff_after(n) for n in (1, 2, 3, 9)] == [10, 20, 20, 20]
+
+
+@pytest.mark.parametrize("key", ["interval", "confirm", "stable", "start_timeout", "backup_wait_warn"])
+def test_a_duration_that_never_ends_is_refused(key: str) -> None:
+    """With an interval of a million years the agent would look once and never again."""
+    with pytest.raises(ConfigError, match="366d"):
+        parse({"pve": {"token_id": "u@pve!tok"}, "watchdog": {key: "999999999d"}}, Path("f"))
+
+
+@pytest.mark.parametrize("wait", ["0s", "999999999d"])
+def test_a_back_off_is_neither_nothing_nor_for_ever(wait: str) -> None:
+    with pytest.raises(ConfigError, match="366d"):
+        parse({"pve": {"token_id": "u@pve!tok"}, "watchdog": {"backoff": [wait]}}, Path("f"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[pve]\nport=" + "9" * 5000, "a = " + "[" * 100_000, "a = " + "{b = " * 3000, "x" * (1 << 20) + "=1"],
+    ids=["a number without end", "lists without end", "tables without end", "a file without end"],
+)
+def test_a_file_that_is_made_to_break_the_reader_is_refused_like_any_other(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "guestward.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load(file)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for what in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError):
+            load(what)

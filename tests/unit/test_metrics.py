@@ -534,3 +534,10 @@ def test_what_is_exposed_is_made_anew_after_each_feed_and_only_then() -> None:
     metrics.swept("complete", 0.1)
     assert b'guestward_sweeps_total{result="complete"} 1.0' in metrics.expose("")[1]
     assert metrics.expose("application/openmetrics-text")[0] != metrics.expose("")[0]
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/plain;version=x", "application/openmetrics-text;version=x", "application/openmetrics-text;version=1.0.0a"]
+)
+def test_an_accept_header_that_makes_no_sense_gets_the_plain_text(accept: str) -> None:
+    assert b"guestward_build_info" in Metrics().expose(accept)[1]

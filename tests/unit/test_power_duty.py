@@ -1803,3 +1803,80 @@ def test_a_guest_restored_over_itself_right_before_its_start_is_not_started() ->
     sim.pve.before[CURRENT] = partial(sim.world.restore_over, 101)
     sim.run(3600)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
+
+
+def outside(sim: Simulation, vmid: int) -> Callable[[], None]:
+    return lambda: setattr(sim.world.guests[vmid], "pool", None)
+
+
+def inside(sim: Simulation, vmid: int) -> Callable[[], None]:
+    return lambda: setattr(sim.world.guests[vmid], "pool", "guestward")
+
+
+@pytest.mark.parametrize("left_at", [10.0, 100.0])
+def test_a_guest_restored_while_it_was_outside_the_pool_is_new_when_it_joins(left_at: float) -> None:
+    """The file under /etc/pve is watched for guests that the token may not see, too."""
+    sim = simulation()
+    sim.world.add(101)
+    sim.world.at(left_at, outside(sim, 101))
+    sim.world.at(200, partial(sim.world.restore_over, 101))
+    sim.world.at(400, inside(sim, 101))
+    sim.run(900)
+    assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
+
+
+def test_a_guest_that_was_outside_the_pool_and_is_still_the_same_is_started() -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.world.at(100, outside(sim, 101))
+    sim.world.at(250, partial(sim.world.die, 101))
+    sim.world.at(400, inside(sim, 101))
+    sim.run(900)
+    assert len(sim.starts()) == 1
+
+
+def set_clock(sim: Simulation, seconds: float) -> Callable[[], None]:
+    return lambda: setattr(sim.world, "wall_offset", sim.world.wall_offset + seconds)
+
+
+@pytest.mark.parametrize("step", [3 * 3600.0, 3 * 86400.0, -3 * 3600.0])
+def test_c77_a_clock_that_is_set_hides_no_restore(step: float) -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.world.at(100, partial(sim.world.restore_over, 101))
+    sim.world.at(110, set_clock(sim, step))
+    sim.run(900)
+    assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
+
+
+@pytest.mark.parametrize("step", [3 * 3600.0, 3 * 86400.0, -3 * 3600.0])
+def test_c77_a_clock_that_is_set_hides_no_mass_stop(step: float) -> None:
+    sim = simulation()
+    for vmid in range(101, 106):
+        sim.world.add(vmid)
+        sim.world.at(100, partial(sim.world.stop, vmid))
+    sim.world.at(110, set_clock(sim, step))
+    sim.run(900)
+    assert sim.starts() == []
+    assert "mass_stop" in str(lines(sim, "host_gate_closed")[0].fields["reasons"])
+
+
+def test_a_restore_while_the_names_cannot_be_read_is_found_all_the_same() -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.hold(101, 900)
+    sim.world.at(70, partial(sim.world.die, 101))
+    sim.world.at(200, lambda: sim.world.unreadable.update(names="EIO"))
+    sim.world.at(300, partial(sim.world.restore_over, 101))
+    sim.world.at(500, sim.world.unreadable.clear)
+    sim.run(2000)
+    assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
+
+
+def test_c08_a_state_lost_while_a_flapping_guest_happens_to_run_grants_nothing() -> None:
+    sim = simulation()
+    down(sim, 101, 10, start=("flap 200",))
+    for at in (700, 1500, 2300, 3100):
+        sim.world.at(at, partial(lose_state, sim))
+    sim.run(3500)
+    assert len(sim.starts()) <= 3

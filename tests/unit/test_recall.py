@@ -527,6 +527,6 @@ class TestDoubt:
         later = see(found, looked_at=AT - 1, **self.names("3")).memory
         assert later.doubt_since == AT - 60
 
-    def test_names_that_cannot_be_read_renew_nothing(self) -> None:
+    def test_names_that_cannot_be_read_renew_the_doubt_at_every_look(self) -> None:
         found = see(memory(stamp="1"), host=host(names=Unreadable("no"))).memory
-        assert (found.cause_read, found.stamp) == (True, "1")
+        assert (found.cause_read, found.doubt_since, found.stamp) == (False, AT - 60, "1")

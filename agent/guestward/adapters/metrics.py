@@ -182,7 +182,10 @@ class Metrics:
 
     def expose(self, accept: str) -> tuple[str, bytes]:
         """Content type and text for a scrape with this Accept header. Made once for each thing that was fed, however often it is asked."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version in it that is no number
+            encode, content_type = choose_encoder("")
         made = self._exposed  # feeding puts a new one in its place, so that nothing older than the feed can be found there
         if content_type not in made:
             made[content_type] = encode(self.registry)

@@ -21,6 +21,7 @@ from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
 from guestward.ports import PveError
 
 SEED_SECONDS = 3600.0
+MOST_OFFSETS = 20
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class PowerWatch:
         seen = observe(self.env, state.rules, state.cache, deadline)
         if isinstance(seen, Aborted):
             return self._abort(seen, counted=counted)
+        self._note_clock(seen)
         self._seed_attempts(seen)
         unconfirmed = {id for id, decision in state.decisions.items() if decision.guard is Guard.UNCONFIRMED}
         ran_before = {id for id, memory in state.memories.items() if memory.running}
@@ -97,6 +99,12 @@ class PowerWatch:
         state.node = NodeMemory(boot_id=boot_id)
         state.save()
 
+    def _note_clock(self, seen: Observation) -> None:
+        """Remember every value that the wall clock has had against the boot clock, for what PVE noted by it (C77)."""
+        node, offset = self.state.node, seen.wall - seen.at
+        if not any(abs(offset - known) <= 1 for known in node.offsets):
+            self.state.node = replace(node, offsets=(*node.offsets, offset)[-MOST_OFFSETS:])
+
     def _rearm_requests(self) -> None:
         for vmid in self.env.store.take_rearms():
             for memory in [m for m in self.state.memories.values() if m.id.vmid == vmid]:
@@ -119,7 +127,8 @@ class PowerWatch:
         self._forget_gone(seen)
         watched, names = state.node.watched, seen.host.names
         for id in () if isinstance(names, Unreadable) else names.here:
-            state.memories.setdefault(id, recall.first_seen(id, watched=watched))
+            memory = state.memories.get(id) or recall.first_seen(id, watched=watched)
+            state.memories[id] = memory if id in seen.guests else recall.compare_stamp(memory, seen, state.node.looked_at)
         for id, guest in seen.guests.items():
             memory = state.memories.get(id) or recall.first_seen(id, watched=watched)
             state.take(recall.recall(memory, guest, seen, state.rules, state.node.looked_at))
@@ -157,6 +166,8 @@ class PowerWatch:
             ran=memory.ran,
             new=memory.new or (away and not memory.ran),
             away=away,
+            stamp=memory.stamp,
+            doubt_since=memory.doubt_since if memory.doubt_since is not None else self.state.node.looked_at,
         )
 
     def _seed_attempts(self, seen: Observation) -> None:
@@ -168,10 +179,10 @@ class PowerWatch:
         if history is None:
             return  # asked again at the next look; this one is incomplete
         state.seeded = True
-        for id, guest in seen.guests.items():
+        for id in seen.guests:
             memory = state.memories.get(id) or recall.first_seen(id, watched=state.node.watched)
             own = attempts.own_starts(history, id, seen.token_id, seen.at - SEED_SECONDS, seen.at)
-            if own and not guest.running and not memory.attempts:
+            if own and not memory.attempts:
                 tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own[-state.rules.attempts :], 1))
                 state.memories[id] = replace(memory, attempts=tried)
 
@@ -184,7 +195,7 @@ class PowerWatch:
         except PveError as error:
             self.state.gaps["task history"] = str(error)
             return None
-        return causes.of_this_boot((*seen.tasks, *past), seen.at, seen.wall)
+        return causes.of_this_boot((*seen.tasks, *past), seen.at, self.state.node.offsets)
 
     def _read_causes(self, seen: Observation, deadline: float) -> None:
         """One call for all guests of which the history is not known yet; then whether many were stopped at once."""
@@ -203,7 +214,7 @@ class PowerWatch:
 
     def _explain(self, memory: GuestMemory, history: tuple[Task, ...], seen: Observation) -> None:
         doubt = memory.doubt_since
-        if doubt is not None and causes.born_since(history, memory.id.vmid, doubt, seen.wall - seen.at):
+        if doubt is not None and causes.born_since(history, memory.id.vmid, doubt):
             self.state.take(recall.reborn(memory))
             memory = self.state.memories[memory.id]
         cause = causes.stop_cause(history, memory.id.vmid, seen.token_id, memory.ran_until) or memory.cause

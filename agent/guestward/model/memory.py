@@ -131,12 +131,13 @@ class Hold:
 class NodeMemory:
     """What is remembered of the node.
 
-    boot_id: the boot in which all times are. watched: guests were seen in this boot. looked_at: when, last. mass_stop_until: as these,
-    in seconds since host boot.
+    boot_id: the boot in which all times are, in seconds since its start. watched: guests were seen in this boot. looked_at: when, last.
+    offsets: every value that wall clock less boot clock has had.
     """
 
     boot_id: str = ""
     watched: bool = False
     looked_at: float | None = None
+    offsets: tuple[float, ...] = ()
     sweeps: int = 0
     mass_stop_until: float | None = None

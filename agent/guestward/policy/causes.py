@@ -18,13 +18,23 @@ BIRTHS = frozenset({"vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore
 STARTS = frozenset({"vzstart", "qmstart", "hastart", "qmresume", "vzresume"})
 
 
-def of_this_boot(tasks: Iterable[Task], at: float, wall: float) -> tuple[Task, ...]:
+def of_this_boot(tasks: Iterable[Task], at: float, offsets: Iterable[float]) -> tuple[Task, ...]:
     """The tasks of this boot of the host, in the same order.
 
-    A worker's pstart counts from its own boot, so one that lies ahead, or that began before this boot by the wall clock, is of another.
+    offsets: what wall clock less boot clock has been in this boot; there are several when somebody set the clock. A task's start is
+    known by both clocks, pstart counting from its own boot, so their difference tells of which boot it is (I16, C77).
     """
-    booted = wall - at - CLOCK_SLACK
-    return tuple(task for task in tasks if task.upid.started_boottime <= at + 1 and task.upid.starttime >= booted)
+    known = tuple(offsets)
+    return tuple(
+        task
+        for task in tasks
+        if task.upid.started_boottime <= at + 1 and any(abs(_offset(task.upid) - offset) <= CLOCK_SLACK for offset in known)
+    )
+
+
+def _offset(upid: Upid) -> float:
+    """The boot in seconds since the epoch, as the wall clock was when the task began."""
+    return upid.starttime - upid.started_boottime
 
 
 def is_changing(tasks: Iterable[Task], vmid: int) -> bool:
@@ -59,11 +69,10 @@ def _touched_power(task: Task) -> bool:
     return task.upid.type in REBOOTS or (task.upid.type in STOPS | STARTS and not isinstance(task.status, Error))
 
 
-def born_since(tasks: Iterable[Task], vmid: int, since: float, booted: float) -> bool:
+def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
     """Whether a guest was made or destroyed under this VMID after a moment (seconds since host boot) and not started since.
 
-    Then the one that was there is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses. booted: the
-    boot in seconds since the epoch; a task's end is known in wall time only.
+    Then the one that was there is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses.
     """
     for task in tasks:
         if task.upid.id != str(vmid) or isinstance(task.status, Error):
@@ -71,7 +80,7 @@ def born_since(tasks: Iterable[Task], vmid: int, since: float, booted: float) ->
         if task.upid.type in STARTS:
             return False
         if task.upid.type in BIRTHS:
-            return task.endtime is None or task.endtime - booted >= since - END_SLACK
+            return task.endtime is None or task.endtime - _offset(task.upid) >= since - END_SLACK
     return False
 
 

@@ -172,16 +172,24 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
 
 
 def _stopped(memory: GuestMemory, obs: Observation, looked_at: float | None) -> GuestMemory:
-    """The first look at a guest that went down begins an episode; a file that changes while it is down renews the doubt who it is."""
-    names = obs.host.names
-    stamp = memory.stamp if isinstance(names, Unreadable) else names.here.get(memory.id, "")
+    """The first look at a guest that went down begins an episode. Who it is, is asked anew when it ran and when its file changed."""
     if memory.running or memory.down_since is None:
         ran_until = looked_at if memory.running else None
         down_since = memory.down_since if memory.down_since is not None else obs.at
-        memory = replace(memory, down_since=down_since, cause_read=False, ran_until=ran_until, doubt_since=ran_until)
-    elif memory.stamp not in ("", stamp):
-        memory = replace(memory, cause_read=False, doubt_since=memory.doubt_since if memory.doubt_since is not None else looked_at)
-    return replace(memory, running=False, stamp=stamp, stable_since=None, suspect="", not_working="")
+        doubt = memory.doubt_since if memory.doubt_since is not None else ran_until
+        memory = replace(memory, down_since=down_since, cause_read=False, ran_until=ran_until, doubt_since=doubt)
+    memory = compare_stamp(memory, obs, looked_at)
+    return replace(memory, running=False, stable_since=None, suspect="", not_working="")
+
+
+def compare_stamp(memory: GuestMemory, obs: Observation, looked_at: float | None) -> GuestMemory:
+    """A configuration file that has changed, or that cannot be looked at, may be another guest's by now."""
+    names = obs.host.names
+    stamp = memory.stamp if isinstance(names, Unreadable) else names.here.get(memory.id, "")
+    if isinstance(names, Unreadable) or memory.stamp not in ("", stamp):
+        doubt = memory.doubt_since if memory.doubt_since is not None else looked_at
+        return replace(memory, cause_read=False, doubt_since=doubt, stamp=stamp)
+    return memory if stamp == memory.stamp else replace(memory, stamp=stamp)
 
 
 def not_working_state(seen: ListedGuest, obs: Observation) -> str:
