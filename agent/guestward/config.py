@@ -51,7 +51,7 @@ def _at_least(low: float) -> Callable[[object], float]:
 def _durations(value: object) -> tuple[float, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of durations that is not empty")
-    return tuple(_at_least(1)(item) for item in value)
+    return tuple(_at_least(0.1)(item) for item in value)
 
 
 def _text(value: object) -> str:
