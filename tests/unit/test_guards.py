@@ -12,9 +12,9 @@ import pytest
 from guestward.model.decision import GUARD_MEANING, Closure, Gate, GateReason, Guard, Outcome
 from guestward.model.guest import GuestConfig, GuestId
 from guestward.model.memory import Attempt, Hold
-from guestward.model.observation import LostGrant, Observation, StorageState
+from guestward.model.observation import Observation, StorageState
 from guestward.model.reading import Unreadable
-from guestward.policy.guards import Case, decide, lost_texts, may_start, offline_storages
+from guestward.policy.guards import Case, decide, may_start, offline_storages
 from tests.unit.build import (
     AT,
     CT,
@@ -315,7 +315,7 @@ def test_a_storage_that_is_not_known_to_be_offline_does_not_block(state: Storage
     states = {} if state is None else {"local": state}
     found = case(obs=observation(resources=resources(storages=states)))
     assert decide(found).guard is Guard.START
-    assert offline_storages(found) == frozenset()
+    assert offline_storages(found.config, found.obs.resources) == frozenset()
 
 
 def test_an_offline_storage_that_the_guest_does_not_need_does_not_block() -> None:
@@ -324,7 +324,7 @@ def test_an_offline_storage_that_the_guest_does_not_need_does_not_block() -> Non
 
 
 def test_no_storage_is_offline_where_nothing_could_be_read() -> None:
-    assert offline_storages(case(obs=observation(resources=Unreadable("timeout")))) == frozenset()
+    assert offline_storages(config(), Unreadable("timeout")) == frozenset()
 
 
 def test_the_second_look_decides_at_the_full_30_s() -> None:
@@ -411,11 +411,6 @@ def test_witnesses_are_asked_only_for_a_guest_that_might_be_started() -> None:
         scene = Scene()
         SPOIL[name](scene)
         assert may_start(scene.case()) == (name not in before), name
-
-
-def test_missing_grants_are_named_with_their_path() -> None:
-    text = lost_texts((LostGrant("/nodes/pve1", "Sys.Audit"), LostGrant("/storage", "Datastore.Audit")))
-    assert text == "Sys.Audit on /nodes/pve1, Datastore.Audit on /storage"
 
 
 def test_a_backup_of_this_guest_alone_is_told_with_its_vmid() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import time
@@ -61,24 +60,6 @@ def test_a_full_socket_does_not_block(systemd: tuple[socket.socket, str]) -> Non
     assert time.monotonic() - began < 5
     listener.recv(4096)
     assert notifier.watchdog()
-
-
-@pytest.mark.parametrize(
-    ("environ", "seconds"),
-    [
-        ({}, None),
-        ({"WATCHDOG_USEC": "30000000"}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": ""}, 30.0),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "-5"}, None),
-        ({"WATCHDOG_USEC": "30s"}, None),
-        ({"WATCHDOG_USEC": "\u00b2"}, None),
-    ],
-)
-def test_the_watchdog_interval_is_systemds_if_it_means_us(environ: dict[str, str], seconds: float | None) -> None:
-    assert Notifier(environ).watchdog_interval() == seconds
 
 
 def test_the_environment_stays_as_it_is() -> None:

@@ -1880,3 +1880,16 @@ def test_c08_a_state_lost_while_a_flapping_guest_happens_to_run_grants_nothing()
         sim.world.at(at, partial(lose_state, sim))
     sim.run(3500)
     assert len(sim.starts()) <= 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stop_right_after_a_rearmed_guest_came_up_holds_again(again: bool) -> None:
+    """What a rearm lifted was the stop before it; no sweep need have seen the guest run in between."""
+    sim = simulation(operator_stop="hold")
+    sim.world.add(101)
+    sim.world.at(30, partial(sim.world.stop, 101))
+    sim.world.at(110, lambda: sim.store.rearms.append(101))
+    if again:
+        sim.world.at(160, partial(sim.world.stop, 101))
+    sim.run(900)
+    assert (len(sim.starts()), guards(sim)[101]) == (1, "held" if again else "running")

@@ -60,7 +60,7 @@ METRICS: tuple[MetricKind, ...] = (
         "sweeps_total",
         "counter",
         ("result",),
-        "Sweeps by result: complete, incomplete (something could not be read, the guests concerned were left alone), "
+        "Sweeps by result: complete, incomplete (something could not be read, and what depends on it was left undone), "
         "aborted (nothing was examined).",
     ),
     MetricKind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ class Notifier:
     """Tells the service manager how the daemon is. Each call says whether the datagram went out; without a socket nothing happens."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Take NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID from the environment; it stays as it is."""
+        """Take NOTIFY_SOCKET from the environment; it stays as it is."""
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._interval = _watchdog_interval(environ)
 
     def ready(self) -> bool:
         """The first sweep ended."""
@@ -39,10 +37,6 @@ class Notifier:
         """A reload begins; `ready()` ends it. Type=notify-reload wants CLOCK_MONOTONIC with it (sd_notify(3), 253)."""
         return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def watchdog_interval(self) -> float | None:
-        """Seconds after which systemd takes the daemon for hung, None when it does not look (sd_watchdog_enabled(3))."""
-        return self._interval
-
     def _send(self, message: str) -> bool:
         if self._address[:1] not in ("/", "\0"):  # absent, or an address family that we do not speak (vsock:)
             return False
@@ -53,10 +47,3 @@ class Notifier:
         except OSError:
             return False
         return True
-
-
-def _watchdog_interval(environ: Mapping[str, str]) -> float | None:
-    usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not (usec.isascii() and usec.isdigit()) or int(usec) == 0:
-        return None
-    return int(usec) / 1_000_000 if pid in ("", str(os.getpid())) else None

@@ -214,9 +214,7 @@ class Starter:
             down_s=down_s,
         )
         if attempt.outcome is Outcome.STARTED:
-            self.state.memories[memory.id] = replace(
-                memory, down_since=None, startable_since=None, announced=(), cause=None, cause_read=False, running=True, ran=True
-            )
+            self.state.memories[memory.id] = recall.came_up(memory)
             turn = self.under_way.get(memory.id)
             self.next_turn_at = max(self.next_turn_at, at + (turn.startup.up if turn is not None else 0))
         self.under_way.pop(memory.id, None)

@@ -75,7 +75,7 @@ class Teller:
         if missing.keys() - self.gaps or lasting:
             self.gaps_escalated = self.gaps_escalated or bool(lasting)
             words = in_words(missing)
-            text = f"not everything could be read, and the guests concerned are left alone: {words}"
+            text = f"not everything could be read, and what depends on it is left undone: {words}"
             level = Level.ERROR if lasting else Level.WARN
             self.env.journal.emit(Event.SWEEP_INCOMPLETE, level, message=text, reason=words, incomplete_for_s=round(at - self.gaps_since))
         self.missed, self.gaps = None, frozenset(missing)

@@ -54,7 +54,7 @@ class Event:
         "sweep_incomplete",
         (_W, _E),
         "reason incomplete_for_s",
-        "A sweep could not read all that it needs; the guests concerned were left alone, the others were served. "
+        "A sweep could not read all that it needs; what depends on that was left undone, the other guests were served. "
         "WARN when something new is missing, ERROR once after 5 min.",
     )
     SWEEP_RESUMED = _kind("sweep_resumed", _I, "reason missed_s", "Sweeps are complete again.")

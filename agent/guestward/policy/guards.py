@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from guestward.model.decision import Decision, Gate, Guard, Outcome, Verdict
 from guestward.model.guest import GuestConfig, ListedGuest
 from guestward.model.memory import GuestMemory, Hold
-from guestward.model.observation import LostGrant, Observation, StorageState
-from guestward.model.reading import Unreadable
+from guestward.model.observation import Observation, Resources, StorageState
+from guestward.model.reading import Reading, Unreadable
 from guestward.model.rules import Rules
 from guestward.policy.backups import backup_of
 from guestward.policy.causes import describe, is_deliberate
@@ -180,16 +180,15 @@ def _unconfirmed(case: Case) -> Answer:
     return False, f"seen stopped twice, {ago:.0f} s apart"
 
 
-def offline_storages(case: Case) -> frozenset[str]:
-    """Storages that this guest needs and that were seen offline."""
-    if not isinstance(case.config, GuestConfig) or isinstance(case.obs.resources, Unreadable):
+def offline_storages(config: object, resources: Reading[Resources]) -> frozenset[str]:
+    """Storages that a guest of this configuration needs and that were seen offline. Nothing is known of a configuration not read."""
+    if not isinstance(config, GuestConfig) or isinstance(resources, Unreadable):
         return frozenset()
-    states = case.obs.resources.storages
-    return frozenset(name for name in case.config.storages if states.get(name) is StorageState.OFFLINE)
+    return frozenset(name for name in config.storages if resources.storages.get(name) is StorageState.OFFLINE)
 
 
 def _storage_offline(case: Case) -> Answer:
-    offline = sorted(offline_storages(case))
+    offline = sorted(offline_storages(case.config, case.obs.resources))
     return bool(offline), f"offline: {', '.join(offline)}" if offline else "none that it needs is known to be offline"
 
 
@@ -271,8 +270,3 @@ def _next_at(case: Case, guard: Guard) -> float | None:
     if guard is Guard.BACKOFF:
         return _backoff_ends(case)
     return case.obs.at if guard is Guard.START else None
-
-
-def lost_texts(lost: tuple[LostGrant, ...]) -> str:
-    """The missing grants in one line."""
-    return ", ".join(str(grant) for grant in lost)

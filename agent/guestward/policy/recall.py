@@ -13,7 +13,7 @@ from guestward.model.observation import Observation, StorageState
 from guestward.model.reading import Unreadable
 from guestward.model.rules import Rules
 from guestward.policy.causes import describe
-from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE
+from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE, offline_storages
 
 WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
 CLOCK_SLACK = 2.0
@@ -147,7 +147,14 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         if since is not None and memory.stable_since is not None and since - memory.stable_since < CLOCK_SLACK
         else since
     )
-    memory = replace(
+    memory = replace(came_up(memory), stable_since=since)
+    stable = since is not None and obs.at - since >= rules.stable and seen.uptime >= rules.stable
+    return replace(memory, attempts=(), given_up=False) if stable and memory.attempts else memory
+
+
+def came_up(memory: GuestMemory) -> GuestMemory:
+    """It was seen running: the episode is over, with all that was known, doubted or lifted in it. Attempts stay until it ran stably."""
+    return replace(
         memory,
         running=True,
         identity="",
@@ -162,13 +169,10 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         doubt_since=None,
         stamp="",
         released=False,
-        stable_since=since,
         blocked_storages=frozenset(),
         backup_since=None,
         backup_warned=False,
     )
-    stable = since is not None and obs.at - since >= rules.stable and seen.uptime >= rules.stable
-    return replace(memory, attempts=(), given_up=False) if stable and memory.attempts else memory
 
 
 def _stopped(memory: GuestMemory, obs: Observation, looked_at: float | None) -> GuestMemory:
@@ -254,11 +258,9 @@ def _tell(memory: GuestMemory, decision: Decision, ran_before: bool) -> Iterator
 
 
 def _offline(memory: GuestMemory, decision: Decision, obs: Observation) -> GuestMemory:
-    config = obs.configs.get(decision.id)
-    if decision.guard is not Guard.STORAGE_OFFLINE or not isinstance(config, GuestConfig) or isinstance(obs.resources, Unreadable):
+    if decision.guard is not Guard.STORAGE_OFFLINE:
         return memory
-    states = obs.resources.storages
-    offline = frozenset(name for name in config.storages if states.get(name) is StorageState.OFFLINE)
+    offline = offline_storages(obs.configs.get(decision.id), obs.resources)
     return replace(memory, blocked_storages=memory.blocked_storages | offline)
 
 
