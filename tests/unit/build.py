@@ -73,7 +73,7 @@ def host(**seen: Any) -> HostState:
 
 def listed(id: GuestId = CT, *, running: bool = False, **seen: Any) -> ListedGuest:
     """A row of the node's list."""
-    traits: dict[str, Any] = {"pid": 4711, "uptime": 3600} if running else {}
+    traits: dict[str, Any] = {"pid": 4711, "up_since": AT - 3600} if running else {}
     return ListedGuest(id, f"guest{id.vmid}", running, **(traits | seen))
 
 

@@ -250,7 +250,7 @@ def test_a_template_is_one_even_if_only_the_configuration_says_so() -> None:
 
 def test_running_without_a_pid_is_not_stopped_either() -> None:
     """Recorded: a false `running` of 0.1 s, and `running` without a pid while a stop ends; neither may be started."""
-    assert decide(Scene(running=True, listed={"pid": None, "uptime": 0}).case()).guard is Guard.RUNNING
+    assert decide(Scene(running=True, listed={"pid": None, "up_since": AT}).case()).guard is Guard.RUNNING
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def see(known: GuestMemory, guest: ListedGuest | None = None, *, looked_at: floa
 
 
 def runs(known: GuestMemory, *, at: float = AT, uptime: int = 3600, **seen: Any) -> GuestMemory:
-    return see(known, listed(known.id, running=True, uptime=uptime, **seen), at=at).memory
+    return see(known, listed(known.id, running=True, up_since=at - uptime, **seen), at=at).memory
 
 
 def events(recalled: Recalled) -> list[str]:
@@ -475,7 +475,7 @@ def test_the_short_way_for_guests_that_run_on_as_they_did_leads_to_the_same(
     known = ({"running": True, "down_since": None, "startable_since": None} if running else {}) | known
     if known.get("running"):
         known |= {"down_since": None, "startable_since": None, "announced": (), "cause_read": False}
-    guest = listed(VM, running=running, lock=lock, **({"pid": pid, "uptime": uptime} if running else {}))
+    guest = listed(VM, running=running, lock=lock, **({"pid": pid, "up_since": AT - uptime} if running else {}))
     obs = observation(guest, members={VM: member(VM, state)} if owned else {})
     with pytest.MonkeyPatch.context() as patch:
         short = recall(memory(VM, **known), guest, obs, RULES, None)

@@ -314,7 +314,8 @@ class ProxmoxPve:
     def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
         """See `Pve.guests`. Status is `running` or `stopped` here and live; `template` may be missing (pve-facts A2)."""
         rows = self._rows(deadline, "nodes", self.node, kind.value)
-        return _by_id((_listed(kind, row) for row in rows), rows)
+        now = self._clock.boottime()
+        return _by_id((_listed(kind, row, now) for row in rows), rows)
 
     def members(self, pool: str, *, deadline: float) -> tuple[Member, ...]:
         """See `Pve.members`. `poolid` is a parameter, since the name of a nested pool has a slash in it."""
@@ -593,14 +594,14 @@ def _guest_id(row: _Object) -> GuestId:
     return GuestId(GuestKind(row.get("type", _text)), row.get("vmid", _vmid))
 
 
-def _listed(kind: GuestKind, row: _Object) -> tuple[GuestId, ListedGuest]:
-    guest = GuestId(kind, row.get("vmid", _vmid))
+def _listed(kind: GuestKind, row: _Object, now: float) -> tuple[GuestId, ListedGuest]:
+    guest, running = GuestId(kind, row.get("vmid", _vmid)), row.get("status", _running)
     return guest, ListedGuest(
         id=guest,
         name=row.find("name", _text, ""),
-        running=row.get("status", _running),
+        running=running,
         pid=row.find("pid", _whole, None) or None,
-        uptime=row.find("uptime", _whole, 0),
+        up_since=now - row.find("uptime", _whole, 0) if running else None,
         lock=row.find("lock", _text, None),
         template=row.find("template", _flag, False),
     )

@@ -111,12 +111,14 @@ class Starter:
         live = env.pve.live(id, deadline=deadline)
         members = {m.id: m for pool in self.state.rules.pools for m in env.pve.members(pool, deadline=deadline) if m.node == env.pve.node}
         lost = proven_grants(env, self.state.rules, deadline)
+        now = env.clock.boottime()
+        up_since = now - live.uptime if live.running else None
         fresh = replace(
             last,
-            at=env.clock.boottime(),
+            at=now,
             wall=env.clock.wall(),
             host=env.host.host(),
-            guests={**last.guests, id: ListedGuest(id, last.guests[id].name, live.running, live.pid, live.uptime, live.lock)},
+            guests={**last.guests, id: ListedGuest(id, last.guests[id].name, live.running, live.pid, up_since, live.lock)},
             members=members,
             tasks=read_tasks(env, lost, deadline),
             lost=lost,

@@ -38,15 +38,22 @@ class GuestId:
 
 @dataclass(frozen=True, slots=True)
 class ListedGuest:
-    """One row of `/nodes/N/lxc` or `/nodes/N/qemu`: the live view of PVE (pve-facts A2)."""
+    """One row of `/nodes/N/lxc` or `/nodes/N/qemu`: the live view of PVE (pve-facts A2).
+
+    up_since: when its process began, in seconds since host boot; None when it does not run. PVE tells whole seconds of uptime.
+    """
 
     id: GuestId
     name: str
     running: bool
     pid: int | None = None
-    uptime: int = 0
+    up_since: float | None = None
     lock: str | None = None
     template: bool = False
+
+    def uptime(self, at: float) -> float:
+        """Seconds for which it has run at a moment in seconds since host boot; 0 when it does not run."""
+        return at - self.up_since if self.up_since is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _template(case: Case) -> Answer:
 def _running(case: Case) -> Answer:
     if not case.guest.running:
         return False, "stopped in the node's live list"
-    return True, f"running{f', pid {case.guest.pid}' if case.guest.pid else ', no pid yet'}, up {case.guest.uptime} s"
+    return True, f"running{f', pid {case.guest.pid}' if case.guest.pid else ', no pid yet'}, up {case.guest.uptime(case.obs.at):.0f} s"
 
 
 def _unreadable(case: Case) -> Answer:

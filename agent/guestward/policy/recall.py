@@ -56,7 +56,7 @@ def _as_before(memory: GuestMemory, seen: ListedGuest, obs: Observation) -> bool
     """Whether a guest runs on as it did, with nothing to forget: on a large node that is nearly all of them, at every look."""
     quiet = memory.running and memory.ran and not (memory.new or memory.away or memory.attempts or memory.suspect or memory.not_working)
     same = memory.name == seen.name and memory.owned == (seen.id in obs.members)
-    steady = memory.stable_since is not None and obs.at - seen.uptime - memory.stable_since < CLOCK_SLACK
+    steady = memory.stable_since is not None and obs.at - seen.uptime(obs.at) - memory.stable_since < CLOCK_SLACK
     return (
         quiet
         and same
@@ -140,7 +140,7 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         down_s = round(obs.at - memory.down_since)
         notices.append(_notice(Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be ({down_s} s)", down_s=down_s))
     steady = seen.lock is None and not memory.not_working
-    since = max(memory.stable_since or obs.at, obs.at - seen.uptime) if steady else None
+    since = max(memory.stable_since or obs.at, obs.at - seen.uptime(obs.at)) if steady else None
     # The write of a memory that does not change is spared: `since` moves only when the guest was restarted between two looks.
     since = (
         memory.stable_since
@@ -148,7 +148,7 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         else since
     )
     memory = replace(came_up(memory), stable_since=since)
-    stable = since is not None and obs.at - since >= rules.stable and seen.uptime >= rules.stable
+    stable = since is not None and obs.at - since >= rules.stable and seen.uptime(obs.at) >= rules.stable
     return replace(memory, attempts=(), given_up=False) if stable and memory.attempts else memory
 
 

@@ -111,8 +111,8 @@ class SimPve:
 
     def _listed(self, guest: SimGuest) -> ListedGuest:
         pid = 1000 + guest.id.vmid if guest.running and not guest.no_pid else None
-        uptime = int(self.world.now - guest.since) if guest.running else 0
-        return ListedGuest(guest.id, guest.name, guest.running, pid, uptime, guest.lock, guest.template)
+        up_since = self.world.boot_offset + guest.since if guest.running else None
+        return ListedGuest(guest.id, guest.name, guest.running, pid, up_since, guest.lock, guest.template)
 
     def members(self, pool: str, *, deadline: float) -> tuple[Member, ...]:
         """The pool, on whatever node."""
@@ -181,7 +181,9 @@ class SimPve:
         found = self._find(guest, "status/current")
         listed = self._listed(found)
         qmp = found.qmp if found.running and guest.kind is GuestKind.QEMU else None
-        return LiveStatus(listed.running, listed.pid, listed.uptime, listed.lock, qmp, found.ha is not None and found.ha[0] != "ignored")
+        uptime = int(self.world.now - found.since) if found.running else 0
+        managed = found.ha is not None and found.ha[0] != "ignored"
+        return LiveStatus(listed.running, listed.pid, uptime, listed.lock, qmp, managed)
 
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """The status of one task."""
