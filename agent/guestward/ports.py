@@ -135,6 +135,47 @@ class HostWitness(Protocol):
         ...
 
 
+class HelperError(Exception):
+    """The root helper could not be asked, or its answer is not known. The message is one line for people."""
+
+
+class HelperUnreachable(HelperError):
+    """It was certainly not asked."""
+
+
+class HelperLost(HelperError):
+    """It was asked and its answer never came: it may have acted."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelperAnswer:
+    """What the helper says. code: `ok`, `failed` (it tried), or why it refused, as one word; message: one line for people."""
+
+    ok: bool
+    code: str
+    message: str
+
+
+class Helper(Protocol):
+    """The root helper: four verbs, each re-checking for itself whatever it is told. Raises HelperError and nothing else."""
+
+    def unlock(self, guest: GuestId, expect: str) -> HelperAnswer:
+        """Clear a lock that is nobody's, if it still is the expected one."""
+        ...
+
+    def delete_snapshot(self, vmid: int) -> HelperAnswer:
+        """Delete the dangling snapshot of a container whose name is exactly `vzdump`."""
+        ...
+
+    def release_scratch(self, vmid: int) -> HelperAnswer:
+        """Clear the lock `create` or `destroyed` of a guest inside the scratch band."""
+        ...
+
+    def regrant(self) -> HelperAnswer:
+        """Put back the band's missing ACL entries, for user and token."""
+        ...
+
+
 class Store(Protocol):
     """The agent's memory over restarts. Never raises: a failure is told once through the journal, and memory goes on."""
 

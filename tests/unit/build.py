@@ -184,3 +184,8 @@ def every(sim: Simulation, period: float, do: Callable[[], object], *, until: fl
     while moment <= until:
         sim.world.at(moment, do)
         moment += period
+
+
+def regrant(sim: Simulation) -> None:
+    """Everything is granted again that the install table names."""
+    sim.world.install(sim.config.scope.pools, range(990000, 990010))

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from guestward.duties.env import Result
 from guestward.model.events import Level
-from guestward.model.guest import Startup
 from guestward.model.observation import UnitState
 from guestward.ports import PveAnswerLost, PveError, PveRefused, PveUnreachable
 from guestward.sim.doors import Fault, Logged, SimPve, SimStore
 from guestward.sim.run import Simulation
-from tests.unit.build import CT, down, every, simulation
+from tests.unit.build import CT, down, every, regrant, simulation
 
 BOUND = 95.0
 LXC = "GET /nodes/pve1/lxc"
@@ -177,7 +176,7 @@ def test_c08_a_lost_state_does_not_forget_the_attempt_that_is_under_way() -> Non
     """Its task is in the list of active tasks, and not yet in the archive."""
     sim = simulation()
     down(sim, 101, start=("fail: x",), start_takes=20.0)
-    sim.world.after.append(("start", 101, 5.0, lambda: lose_state(sim) if len(sim.starts()) == 3 else None))
+    sim.world.react("start", 101, 5.0, lambda: lose_state(sim) if len(sim.starts()) == 3 else None)
     sim.run(3000)
     assert len(sim.starts()) == 3
 
@@ -191,7 +190,7 @@ def crashes(points: int, *, start: tuple[str, ...], monkeypatch: pytest.MonkeyPa
     sim = simulation()
     down(sim, 101, start=start)
     touches = 0
-    call, save = SimPve._call, SimStore.save
+    note, save = SimPve._note, SimStore.save
 
     def touch() -> None:
         nonlocal touches
@@ -200,16 +199,16 @@ def crashes(points: int, *, start: tuple[str, ...], monkeypatch: pytest.MonkeyPa
             if touches == points:
                 raise Killed
 
-    def called(self: SimPve, route: str, *, after_effect: bool = False) -> None:
+    def called(self: SimPve, route: str) -> None:
         touch()
-        call(self, route, after_effect=after_effect)
+        note(self, route)
 
     def saved(self: SimStore, *args: Any) -> None:
         touch()  # lost before it is on disk
         save(self, *args)
         touch()  # on disk, and then dead
 
-    monkeypatch.setattr(SimPve, "_call", called)
+    monkeypatch.setattr(SimPve, "_note", called)
     monkeypatch.setattr(SimStore, "save", saved)
     try:
         sim.run(sim.world.now + 130)
@@ -302,7 +301,7 @@ def test_c66_a_start_that_meets_a_restarting_proxy_has_at_most_one_effect(error:
     sim.pve.faults[START] = error
     sim.run(600)
     assert outcomes(sim)[0] == outcome
-    assert len(sim.starts()) == 1
+    assert [effect.result for effect in sim.world.effects].count("ok") == 1
     assert sim.world.guests[101].running
 
 
@@ -341,7 +340,7 @@ def test_a_start_cut_off_by_a_restart_of_pvedaemon_is_unknown_and_tried_again() 
 def test_c59_a_task_without_a_clear_end_is_neither_success_nor_failure(status: str) -> None:
     sim = simulation()
     down(sim, 101, start=("hang", "ok"))
-    sim.world.at(95, lambda: sim.world.end_task(sim.world.running_task("vzstart", "101"), status))
+    sim.world.at(95, lambda: sim.world.task_end("vzstart", "101", said=status))
     sim.run(600)
     assert outcomes(sim) == ["unknown", "started"]
 
@@ -414,18 +413,18 @@ def test_a_lock_that_comes_between_look_and_request_makes_the_start_fail_and_not
     ("change", "guard"),
     [
         (lambda sim: setattr(sim.world.guests[101], "onboot", False), "onboot_off"),
-        (lambda sim: setattr(sim.world.guests[101], "pool", None), "not_owned"),
+        (lambda sim: setattr(sim.world.guests[101], "pool", None), "unreadable"),
         (lambda sim: setattr(sim.world.guests[101], "lock", "backup"), "locked"),
         (lambda sim: setattr(sim.world.guests[101], "ha", ("started",)), "ha"),
-        (lambda sim: setattr(sim.world.guests[101], "born", 999), "new_here"),
+        (lambda sim: setattr(sim.world.guests[101], "identity", "another"), "new_here"),
         (lambda sim: sim.world.task("vzdump"), "backup"),
         (lambda sim: sim.world.task("vzmigrate", "101"), "task"),
         (lambda sim: sim.world.task("stopall"), "host_gate"),
         (lambda sim: setattr(sim.world, "quorate", False), "host_gate"),
         (lambda sim: setattr(sim.world, "hold_file", True), "host_gate"),
         (lambda sim: sim.hold(101), "held"),
-        (lambda sim: sim.world.storages.update(local=False), "storage_offline"),
-        (lambda sim: sim.world.revoked.add(("Sys.Audit", "/nodes/pve1")), "backup_unknown"),
+        (lambda sim: sim.world.storage("local", online=False), "storage_offline"),
+        (lambda sim: sim.world.acl.revoke("Sys.Audit", "/nodes/pve1"), "backup_unknown"),
         (lambda sim: sim.world.power_on(101), "running"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -446,7 +445,7 @@ def test_what_changed_between_the_decision_and_the_request_is_seen_right_before_
 def test_one_guest_that_cannot_be_looked_at_before_its_start_delays_nobody_else() -> None:
     """ "The others are served": 101 comes first by its order, and its status answers 500 for an hour."""
     sim = simulation()
-    down(sim, 101, startup=Startup(1))
+    down(sim, 101, startup="order=1")
     down(sim, 102)
     sim.pve.faults[CURRENT] = fails()
     sim.run(3600)
@@ -464,7 +463,7 @@ def test_c01_a_lost_privilege_is_no_empty_host() -> None:
     sim = simulation()
     down(sim, 101, start=("fail: x",))
     sim.world.add(102)
-    sim.world.at(300, lambda: sim.world.revoked.add(("VM.Audit", "/pool/guestward")))
+    sim.world.at(300, lambda: sim.world.acl.revoke("VM.Audit", "/pool/guestward"))
     sim.run(300)
     before, attempts = sim.store.node_memory.sweeps, len(sim.starts())
     sim.run(1500)
@@ -474,7 +473,7 @@ def test_c01_a_lost_privilege_is_no_empty_host() -> None:
     assert (lost.level, lost.fields["privilege"], lost.fields["path"]) == (Level.ERROR, "VM.Audit", "/pool/guestward")
     assert [entry.level for entry in lines(sim, "sweep_aborted")] == [Level.WARN, Level.ERROR]
     assert lines(sim, "guest_forgotten") == []
-    sim.world.revoked.clear()
+    regrant(sim)
     sim.run(6000)
     assert len(lines(sim, "grant_restored")) == 1
     assert len(sim.starts()) == 3
@@ -484,7 +483,7 @@ def test_c01_a_lost_privilege_is_no_empty_host() -> None:
 def test_without_a_privilege_that_proves_ownership_nothing_is_examined_or_started(privilege: str) -> None:
     sim = simulation()
     down(sim, 101)
-    sim.world.revoked.add((privilege, "/pool/guestward"))
+    sim.world.acl.revoke(privilege, "/pool/guestward")
     sim.run(1200)
     assert (sim.starts(), sim.store.node_memory.sweeps, lines(sim, "heartbeat")) == ([], 0, [])
 
@@ -603,13 +602,13 @@ def test_c02_without_sys_audit_an_empty_task_list_is_unknown_and_not_no_backup()
     sim.world.add(101)
     sim.world.at(20, lambda: sim.world.backup_begin(101, mode="stop"))
     sim.world.at(21, lambda: setattr(sim.world.guests[101], "lock", None))
-    sim.world.at(10, lambda: sim.world.revoked.add(("Sys.Audit", "/nodes/pve1")))
+    sim.world.at(10, lambda: sim.world.acl.revoke("Sys.Audit", "/nodes/pve1"))
     sim.world.at(11, lambda: sim.world.unreadable.update(flock="denied", pidfile="denied", archives="denied"))
     sim.run(1200)
     assert sim.starts() == []
     assert guards(sim)[101] == "backup_unknown"
     assert (len(lines(sim, "grant_lost")), sim.store.node_memory.sweeps) == (1, 1)
-    sim.world.revoked.clear()
+    regrant(sim)
     sim.world.unreadable.clear()
     sim.run(1300)
     assert guards(sim)[101] == "backup"
@@ -620,7 +619,7 @@ def test_c02_the_hosts_own_witness_alone_is_a_yes() -> None:
     sim.world.add(101)
     sim.world.at(20, lambda: sim.world.backup_begin(101, mode="stop"))
     sim.world.at(21, lambda: setattr(sim.world.guests[101], "lock", None))
-    sim.world.revoked.add(("Sys.Audit", "/nodes/pve1"))
+    sim.world.acl.revoke("Sys.Audit", "/nodes/pve1")
     sim.run(600)
     assert (sim.starts(), guards(sim)[101]) == ([], "backup")
 
@@ -629,9 +628,9 @@ def test_without_sys_audit_nobody_says_that_no_stop_task_was_found() -> None:
     """The history, too, holds only the token's own tasks then: with operator_stop = hold the guest of a person would be started."""
     sim = simulation(operator_stop="hold")
     sim.world.add(101)
-    sim.world.at(10, lambda: sim.world.revoked.add(("Sys.Audit", "/nodes/pve1")))
+    sim.world.at(10, lambda: sim.world.acl.revoke("Sys.Audit", "/nodes/pve1"))
     sim.world.at(30, lambda: sim.world.stop(101, by="alice@pve"))
-    sim.world.at(300, sim.world.revoked.clear)
+    sim.world.at(300, lambda: regrant(sim))
     sim.run(1200)
     assert (sim.starts(), guards(sim)[101]) == ([], "held")
     assert all("no stop task" not in str(entry.fields["cause"]) for entry in lines(sim, "guest_down", "guest_waiting"))
@@ -670,8 +669,8 @@ def test_the_count_goes_on_over_a_restart_of_the_agent_and_begins_anew_with_the_
     sim.restart()
     sim.run(599)
     assert [entry.fields["sweeps_since_boot"] for entry in lines(sim, "heartbeat")] == [10]
-    sim.world.boot_host()
-    sim.world.boot_over()
+    sim.host("booting")
+    sim.host("up")
     sim.run(660)
     assert sim.store.node_memory.sweeps < 3
 
@@ -717,7 +716,7 @@ def test_c26_six_calls_a_sweep_with_3_of_300_guests_stopped() -> None:
     sim.world.guests[101].note = "changed"
     sim.pve.calls.clear()
     sim.run(1190 + 60 * 6)
-    assert Counter(sim.pve.calls)["GET /nodes/pve1/lxc/101/config"] == 1
+    assert Counter(call.route for call in sim.pve.calls)["GET /nodes/pve1/lxc/101/config"] == 1
     assert len(sim.pve.calls) <= 8  # and its history is read again: it may have been made anew
 
 
@@ -728,7 +727,7 @@ def test_a_quiet_host_is_asked_five_things() -> None:
     sim.run(0)
     sim.pve.calls.clear()  # the very first look seeds the attempts from PVE's history
     sim.run(600)
-    assert not any("/cluster/resources" in call for call in sim.pve.calls)
+    assert not any("/cluster/resources" in call.route for call in sim.pve.calls)
     assert len(sim.pve.calls) == 5 * 10
 
 
@@ -755,7 +754,8 @@ def test_c100_api_down_for_12_h_is_three_lines() -> None:
     sim.world.at(30, set_fault(sim, "GET", fails(PveUnreachable, "connection refused", 0)))
     sim.world.at(12 * 3600, partial(clear, sim))
     sim.run(12 * 3600 + 100)
-    assert [entry.event for entry in sim.journal.log if entry.event != "heartbeat"] == ["sweep_aborted", "sweep_aborted", "sweep_resumed"]
+    told = [entry.event for entry in sim.journal.log if entry.event not in ("heartbeat", "daemon_started")]
+    assert told == ["sweep_aborted", "sweep_aborted", "sweep_resumed"]
 
 
 # ---------------------------------------------------------------------------------------------------- backups
@@ -800,7 +800,8 @@ def test_c04_unlocked_and_stopped_while_vzdump_cleans_up_for_ten_minutes(restart
     sim = simulation()
     sim.world.add(101)
     sim.world.at(10, lambda: sim.world.backup_begin(101, mode="stop"))
-    sim.world.at(60, lambda: sim.world.backup_end("OK" if restarts else "WARNINGS: 1", after=540, restarts=restarts))
+    sim.world.vzdump.window, sim.world.vzdump.restarts = 540, restarts
+    sim.world.at(60, lambda: sim.world.backup_end(said="OK" if restarts else "WARNINGS: 1"))
     sim.run(1200)
     assert [start for start in sim.starts() if start <= 600] == []
     assert len(sim.starts()) == (0 if restarts else 1)
@@ -813,9 +814,10 @@ def test_c43_a_job_that_failed_for_another_guest_has_ended_for_this_one_too() ->
     sim.world.add(101)
     sim.world.add(102)
     sim.world.at(10, lambda: sim.world.backup_begin(101, 102, mode="stop"))
-    sim.world.at(300, lambda: sim.world.backup_end("job errors", restarts=False))
+    sim.world.vzdump.restarts = False
+    sim.world.at(300, lambda: sim.world.backup_end(said="job errors"))
     sim.run(600)
-    assert [len(sim.starts(101)), len(sim.starts(102))] == [1, 1]
+    assert [len(sim.starts(101)), len(sim.starts(102))] == [1, 0]  # 102 was never reached
     assert all(301 <= start <= 301 + BOUND for start in sim.starts())
 
 
@@ -895,7 +897,7 @@ def test_c10_while_any_task_for_the_guest_runs_it_is_left_alone() -> None:
     sim = simulation()
     down(sim, 101)
     sim.world.at(40, lambda: sim.world.task("vzconfig", "101", "terraform@pve!t"))
-    sim.world.at(500, lambda: sim.world.end_task(sim.world.running_task("vzconfig", "101"), "OK"))
+    sim.world.at(500, lambda: sim.world.task_end("vzconfig", "101", said="OK"))
     sim.run(900)
     assert len(sim.starts()) == 1
     assert 500 < sim.starts()[0] <= 500 + BOUND
@@ -1021,7 +1023,7 @@ def test_c14_while_a_task_on_all_guests_runs_nothing_is_started(kind: str) -> No
     sim = simulation()
     sim.world.at(20, lambda: sim.world.task(kind))
     down(sim, 101)
-    sim.world.at(900, lambda: sim.world.end_task(sim.world.running_task(kind), "OK"))
+    sim.world.at(900, lambda: sim.world.task_end(kind, said="OK"))
     sim.run(1200)
     assert 900 < sim.starts()[0] <= 900 + BOUND
     assert len(lines(sim, "host_gate_closed")) == len(lines(sim, "host_gate_opened")) == 1
@@ -1045,7 +1047,7 @@ def test_c14_three_guests_stopped_by_others_at_once_are_a_mass_stop_for_15_min()
     assert (closed.level, closed.fields["reasons"], closed.t) == (Level.WARN, ["mass_stop"], 60)
     assert len(lines(sim, "host_gate_opened")) == 1
     assert 60 + 900 <= sim.starts()[0] <= 60 + 900 + BOUND
-    assert set(sim.world.guests) == {vmid for _, _, vmid, _ in sim.world.effects}
+    assert set(sim.world.guests) == {effect.vmid for effect in sim.world.effects}
 
 
 def test_a_mass_stop_is_not_prolonged_by_a_guest_that_crashes_in_it() -> None:
@@ -1082,17 +1084,18 @@ def test_a_mass_stop_outlasts_a_restart_of_the_agent() -> None:
 
 def test_c15_during_boot_nothing_is_started_and_afterwards_what_is_still_down_in_order() -> None:
     sim = simulation(parallel=1)
-    sim.world.add(101, startup=Startup(2), lock="snapshot")
-    sim.world.add(102, startup=Startup(1), lock="snapshot")
+    sim.world.add(101, startup="order=2", lock="snapshot")
+    sim.world.add(102, startup="order=1", lock="snapshot")
     sim.run(100)
-    sim.world.boot_host()
+    sim.host("booting")
     sim.run(1000)
     assert sim.starts() == []
-    sim.world.boot_over()
+    sim.host("up")
+    sim.run(1005)
     for guest in sim.world.guests.values():
         guest.lock = None
     sim.run(1300)
-    assert [vmid for _, _, vmid, _ in sim.world.effects] == [102, 101]
+    assert [effect.vmid for effect in sim.world.effects] == [102, 101]
     assert all(start - 1000 <= BOUND + 60 for start in sim.starts())
 
 
@@ -1101,10 +1104,10 @@ def test_c15_a_boot_that_pve_finished_leaves_nothing_to_do() -> None:
     down(sim, 101, start=("fail: x",))
     sim.run(900)
     sim.kill()
-    sim.world.boot_host()
+    sim.host("booting")
     sim.start()
     sim.run(1100)
-    sim.world.boot_over()
+    sim.host("up")
     sim.run(2000)
     assert len(sim.starts()) == 3
     assert sim.world.guests[101].running
@@ -1115,7 +1118,7 @@ def test_a_host_boot_gives_all_attempts_again() -> None:
     down(sim, 101, start=("fail: x",))
     sim.run(900)
     sim.kill()
-    sim.world.boot_host()
+    sim.host("booting")
     sim.world.pve_guests = FAILED
     sim.start()
     sim.run(2400)
@@ -1132,7 +1135,7 @@ def test_guests_that_were_stopped_before_a_boot_are_no_mass_stop_in_it() -> None
     sim.kill()
     for vmid in (101, 102, 103):
         sim.world.stop(vmid)
-    sim.world.boot_host()
+    sim.host("booting")
     sim.world.pve_guests = FAILED
     sim.start()
     sim.run(100 + BOUND)
@@ -1144,7 +1147,7 @@ def test_without_pve_guests_the_boot_is_over_after_15_min() -> None:
     sim = simulation()
     sim.world.add(101)
     sim.kill()
-    sim.world.boot_host()
+    sim.host("booting")
     sim.world.pve_guests = DISABLED
     sim.start()
     sim.run(1100)
@@ -1167,9 +1170,9 @@ def test_c16_two_hours_without_quorum_use_no_attempt() -> None:
 
 def test_c17_a_storage_that_comes_back_after_an_hour_finds_the_guest_with_all_its_attempts() -> None:
     sim = simulation()
-    sim.world.storages["nas"] = False
+    sim.world.storage("nas", online=False)
     down(sim, 101, storages=frozenset({"local", "nas"}))
-    sim.world.at(3600, lambda: sim.world.storages.update(nas=True))
+    sim.world.at(3600, lambda: sim.world.storage("nas", online=True))
     sim.run(4000)
     assert 3600 <= sim.starts()[0] <= 3600 + 180
     assert (len(sim.starts()), outcomes(sim)) == (1, ["started"])
@@ -1178,10 +1181,10 @@ def test_c17_a_storage_that_comes_back_after_an_hour_finds_the_guest_with_all_it
 def test_c17_a_guest_that_was_given_up_is_armed_again_when_its_storage_is_seen_back() -> None:
     """The storage went away after the third attempt had failed."""
     sim = simulation()
-    sim.world.storages["nas"] = True
+    sim.world.storage("nas", online=True)
     down(sim, 101, storages=frozenset({"nas"}), start=("fail: x", "fail: x", "fail: x", "ok"))
-    sim.world.at(900, lambda: sim.world.storages.update(nas=False))
-    sim.world.at(1500, lambda: sim.world.storages.update(nas=True))
+    sim.world.at(900, lambda: sim.world.storage("nas", online=False))
+    sim.world.at(1500, lambda: sim.world.storage("nas", online=True))
     sim.run(1800)
     assert outcomes(sim) == ["failed"] * 3 + ["started"]
     assert 1500 <= sim.starts()[3] <= 1500 + 180
@@ -1216,7 +1219,7 @@ def test_c76_twelve_guests_on_a_slow_store_come_up_two_at_a_time() -> None:
         down(sim, vmid, start_takes=40.0)
     sim.run(1200)
     assert all(guest.running for guest in sim.world.guests.values())
-    assert Counter(vmid for _, _, vmid, _ in sim.world.effects) == Counter(range(101, 113))
+    assert Counter(effect.vmid for effect in sim.world.effects) == Counter(range(101, 113))
     assert max(sim.starts()) <= 90 + 6 * 45
 
 
@@ -1290,7 +1293,7 @@ def test_a_hold_outlasts_a_boot_of_the_host_by_the_wall_clock() -> None:
     sim.hold(101, 1800)
     sim.run(300)
     sim.kill()
-    sim.world.boot_host()
+    sim.host("booting")
     sim.world.pve_guests = FAILED
     sim.start()
     sim.run(3600)
@@ -1386,12 +1389,12 @@ class TestOperatorStop:
 
 def test_guests_are_started_in_order_and_after_the_delay_of_the_one_before() -> None:
     sim = simulation(parallel=4)
-    down(sim, 103, startup=Startup(1, up=30))
-    down(sim, 102, startup=Startup(2, up=15))
-    down(sim, 101, startup=Startup(3))
+    down(sim, 103, startup="order=1,up=30")
+    down(sim, 102, startup="order=2,up=15")
+    down(sim, 101, startup="order=3")
     down(sim, 100)
     sim.run(600)
-    assert [vmid for _, _, vmid, _ in sim.world.effects] == [103, 102, 101, 100]
+    assert [effect.vmid for effect in sim.world.effects] == [103, 102, 101, 100]
     ran = {entry.guest.vmid: entry.t for entry in lines(sim, "start_result") if entry.guest}
     assert sim.starts(102)[0] - ran[103] >= 30
     assert sim.starts(101)[0] - ran[102] >= 15
@@ -1400,8 +1403,8 @@ def test_guests_are_started_in_order_and_after_the_delay_of_the_one_before() -> 
 @pytest.mark.parametrize("takes", [1.0, 20.0, 27.0, 28.0, 29.0, 30.0, 45.0, 89.0])
 def test_the_delay_holds_wherever_a_sweep_falls_into_the_start(takes: float) -> None:
     sim = simulation()
-    down(sim, 101, startup=Startup(1, up=30), start_takes=takes)
-    down(sim, 102, startup=Startup(2))
+    down(sim, 101, startup="order=1,up=30", start_takes=takes)
+    down(sim, 102, startup="order=2")
     sim.run(600)
     ran = next(entry.t for entry in lines(sim, "start_result") if entry.guest and entry.guest.vmid == 101)
     assert sim.starts(102)[0] >= ran + 30
@@ -1410,18 +1413,18 @@ def test_the_delay_holds_wherever_a_sweep_falls_into_the_start(takes: float) -> 
 def test_a_later_order_waits_for_an_earlier_one_that_a_sweep_sees_running_before_its_start_has_ended() -> None:
     """A VM is listed as running long before its qmstart task ends."""
     sim = simulation()
-    down(sim, 101, startup=Startup(1), start=("hang", "ok"))
-    down(sim, 102, startup=Startup(2))
+    down(sim, 101, startup="order=1", start=("hang", "ok"))
+    down(sim, 102, startup="order=2")
     sim.world.at(100, lambda: sim.world.power_on(101))
-    sim.world.at(180, lambda: sim.world.end_task(sim.world.running_task("vzstart", "101"), "OK"))
+    sim.world.at(180, lambda: sim.world.task_end("vzstart", "101", said="OK"))
     sim.run(600)
     assert sim.starts(102)[0] >= 180
 
 
 def test_an_earlier_order_that_fails_does_not_keep_the_later_ones_down() -> None:
     sim = simulation()
-    down(sim, 101, startup=Startup(1), start=("fail: x",))
-    down(sim, 102, startup=Startup(2))
+    down(sim, 101, startup="order=1", start=("fail: x",))
+    down(sim, 102, startup="order=2")
     sim.run(600)
     assert sim.starts(102)[0] <= 30 + BOUND
 
@@ -1430,7 +1433,7 @@ def test_the_world_that_reacts_to_a_start_is_met_as_it_is() -> None:
     """A person stops the guest again one second after each of our starts: three times, and then it is given up."""
     sim = simulation()
     down(sim, 101)
-    sim.world.after.append(("start", 101, 0.5, lambda: sim.world.later(0.6, lambda: sim.world.stop(101))))
+    sim.world.react("start", 101, 0.5, lambda: sim.world.later(0.6, lambda: sim.world.stop(101)))
     sim.run(3600)
     assert len(sim.starts()) == 3
     assert len(lines(sim, "given_up")) == 1
@@ -1468,7 +1471,7 @@ def test_new_here_ends_by_rearm_and_at_a_host_boot(how: str) -> None:
         sim.store.rearms.append(101)
     else:
         sim.kill()
-        sim.world.boot_host()
+        sim.host("booting")
         sim.world.pve_guests = FAILED
         sim.start()
     sim.run(600)
@@ -1485,7 +1488,7 @@ def test_guests_found_down_at_the_very_first_sweep_are_not_new() -> None:
 def test_a_guest_that_was_replaced_under_its_vmid_is_another_guest() -> None:
     sim = simulation()
     down(sim, 101, start=("fail: x",))
-    sim.world.at(600, lambda: setattr(sim.world.guests[101], "born", 999))
+    sim.world.at(600, lambda: setattr(sim.world.guests[101], "identity", "another"))
     sim.run(3600)
     assert len(sim.starts()) == 3
     assert guards(sim)[101] == "new_here"
@@ -1567,7 +1570,7 @@ def test_a_guest_restored_over_itself_between_two_looks_is_new_though_alike_in_e
     """C32: it ran at the last look, and the one that is there now did not."""
     sim = simulation()
     sim.world.add(101)
-    sim.world.at(70, partial(sim.world.restore_over, 101))
+    sim.world.at(70, partial(sim.world.restore, 101))
     sim.run(3600)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
     assert len(lines(sim, "guest_forgotten")) == 1
@@ -1576,7 +1579,7 @@ def test_a_guest_restored_over_itself_between_two_looks_is_new_though_alike_in_e
 def test_such_a_guest_is_not_started_because_the_history_could_not_be_read_at_first() -> None:
     sim = simulation()
     sim.world.add(101)
-    sim.world.at(70, partial(sim.world.restore_over, 101))
+    sim.world.at(70, partial(sim.world.restore, 101))
     sim.world.at(119, set_fault(sim, ARCHIVE, fails(times=2)))
     sim.run(3600)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
@@ -1585,7 +1588,7 @@ def test_such_a_guest_is_not_started_because_the_history_could_not_be_read_at_fi
 def test_a_guest_restored_over_itself_while_it_is_known_to_be_down_is_new() -> None:
     sim = simulation()
     down(sim, 101, 5)
-    sim.world.at(63, partial(sim.world.restore_over, 101))
+    sim.world.at(63, partial(sim.world.restore, 101))
     sim.run(3600)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
 
@@ -1594,7 +1597,7 @@ def test_a_guest_that_ran_since_it_was_made_without_a_start_task_is_itself() -> 
     """A live restore, or `systemctl start pve-container@`: nothing but its making is in the history."""
     sim = simulation()
     sim.world.add(200, "qemu")
-    sim.world.at(40, partial(sim.world.restore_over, 200))
+    sim.world.at(40, partial(sim.world.restore, 200))
     sim.world.at(41, partial(sim.world.power_on, 200))
     sim.world.at(3600, partial(sim.world.die, 200))
     sim.run(4000)
@@ -1606,7 +1609,7 @@ def test_a_guest_that_ran_only_just_after_it_was_made_is_itself_when_it_dies() -
     for start in (True, False):
         sim = simulation()
         sim.world.add(101)
-        sim.world.at(100, partial(sim.world.restore_over, 101))
+        sim.world.at(100, partial(sim.world.restore, 101))
         if start:
             sim.world.at(109, partial(sim.world.task, "vzstart", "101", said="OK"))
         sim.world.at(110, partial(sim.world.power_on, 101))
@@ -1667,7 +1670,7 @@ def test_vzdumps_own_shutdown_is_no_operators_stop_while_vzdump_still_runs() -> 
         sim.world.guests[200].running = False
 
     sim.world.at(30, backup)
-    sim.world.at(300, lambda: sim.world.end_task(sim.world.running_task("vzdump", "200"), "OK"))
+    sim.world.at(300, lambda: sim.world.task_end("vzdump", "200", said="OK"))
     sim.run(900)
     assert len(sim.starts()) == 1
 
@@ -1695,7 +1698,7 @@ def test_a_stop_of_an_earlier_boot_holds_nobody() -> None:
     sim = simulation(operator_stop="hold")
     sim.world.add(101)
     sim.world.at(30, partial(sim.world.stop, 101))
-    sim.world.at(300, sim.world.boot_host)
+    sim.world.at(300, lambda: sim.host("booting"))
     sim.world.at(400, lambda: setattr(sim.world, "pve_guests", FAILED))
     sim.run(900)
     assert len(sim.starts()) == 1
@@ -1707,7 +1710,7 @@ def test_starts_of_an_earlier_boot_are_no_attempts_when_the_state_is_lost_at_the
     down(sim, 101, 5)
     sim.run(200)
     assert len(sim.starts()) == 1
-    sim.world.boot_host()
+    sim.host("booting")
     lose_state(sim)
     sim.world.at(300, lambda: setattr(sim.world, "pve_guests", FAILED))
     sim.run(600)
@@ -1718,7 +1721,7 @@ def test_an_attempt_that_the_host_crash_ended_is_told_as_unknown() -> None:
     sim = simulation()
     down(sim, 101, 5, start=("hang",))
     sim.run(95)
-    sim.world.boot_host()
+    sim.host("booting")
     sim.run(200)
     assert outcomes(sim) == ["unknown"]
 
@@ -1800,7 +1803,7 @@ def test_a_guest_restored_over_itself_right_before_its_start_is_not_started() ->
     """I12: the file that changed between the decision and the request makes who it is a question again."""
     sim = simulation()
     down(sim, 101, 5)
-    sim.pve.before[CURRENT] = partial(sim.world.restore_over, 101)
+    sim.pve.before[CURRENT] = partial(sim.world.restore, 101)
     sim.run(3600)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
 
@@ -1819,7 +1822,7 @@ def test_a_guest_restored_while_it_was_outside_the_pool_is_new_when_it_joins(lef
     sim = simulation()
     sim.world.add(101)
     sim.world.at(left_at, outside(sim, 101))
-    sim.world.at(200, partial(sim.world.restore_over, 101))
+    sim.world.at(200, partial(sim.world.restore, 101))
     sim.world.at(400, inside(sim, 101))
     sim.run(900)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
@@ -1843,7 +1846,7 @@ def set_clock(sim: Simulation, seconds: float) -> Callable[[], None]:
 def test_c77_a_clock_that_is_set_hides_no_restore(step: float) -> None:
     sim = simulation()
     sim.world.add(101)
-    sim.world.at(100, partial(sim.world.restore_over, 101))
+    sim.world.at(100, partial(sim.world.restore, 101))
     sim.world.at(110, set_clock(sim, step))
     sim.run(900)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")
@@ -1867,7 +1870,7 @@ def test_a_restore_while_the_names_cannot_be_read_is_found_all_the_same() -> Non
     sim.hold(101, 900)
     sim.world.at(70, partial(sim.world.die, 101))
     sim.world.at(200, lambda: sim.world.unreadable.update(names="EIO"))
-    sim.world.at(300, partial(sim.world.restore_over, 101))
+    sim.world.at(300, partial(sim.world.restore, 101))
     sim.world.at(500, sim.world.unreadable.clear)
     sim.run(2000)
     assert (sim.starts(), guards(sim)[101]) == ([], "new_here")

@@ -97,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
         "vmid", type=_vmid, metavar="VMID", nargs="?"
     )
     add("rearm", _rearm, "give a guest all its start attempts again").add_argument("vmid", type=_vmid, metavar="VMID")
+    simulate = add("simulate", _simulate, "what the agent would do in a scenario of your own; touches nothing on this host")
+    simulate.add_argument("file", type=Path, metavar="FILE", nargs="?", help="the scenario (docs/simulate.md)")
+    simulate.add_argument("--verbs", action="store_true", help="list what may happen in a scenario, and end")
     add("demo", _demo, "watch the agent at work on a stand-in PVE host; changes nothing on this one")
     return parser
 
@@ -180,6 +183,16 @@ def _rearm(args: argparse.Namespace) -> int:
     from guestward.cli.orders import rearm
 
     return _answer(args, lambda config, clock: rearm(config, clock, args.vmid))
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from guestward.cli.simulate import list_verbs, simulate
+
+    if args.verbs:
+        return list_verbs(args.output)
+    if args.file is None:
+        raise CommandError("usage", "FILE is missing", "guestward simulate --help", USAGE)
+    return simulate(args.file, args.output)
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from guestward.model.decision import Guard
 from guestward.model.events import EventKind, Level
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
-from guestward.model.observation import (
-    BackupWitnesses,
-    FlockHolder,
-    HostState,
-    Member,
-    NodeNames,
-    Resources,
-    StorageState,
-)
+from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, Member, Resources, StorageState
 from guestward.model.reading import Reading, Unreadable
 from guestward.model.task import Task, TaskStatus, Unknown, Upid, task_status
-from guestward.policy import rights
-from guestward.ports import Board, GuestLabel, PveAnswerLost, PveError, PveRefused
-from guestward.sim.world import SimGuest, SimTask, World
+from guestward.ports import Board, GuestLabel, PveAnswerLost, PveError, PveRefused, PveUnreachable
+from guestward.sim.api import Trouble
+from guestward.sim.guest import SimGuest
+from guestward.sim.log import Logged
+from guestward.sim.tasks import SimTask
+from guestward.sim.world import World
 
 T = TypeVar("T")
+ARCHIVE_PAGE = 500
+LOST = frozenset({502, 503, 504, *range(595, 600)})  # pveproxy's own word, not PVE's (pve-facts D4)
+
+
+class AgentGone(BaseException):
+    """The agent was killed in the middle of what it did. No duty may catch it."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One run of the agent: once it is over, none of its doors opens any more."""
+
+    over: bool = False
+
+    def check(self) -> None:
+        """Raises AgentGone when this run is over."""
+        if self.over:
+            raise AgentGone
 
 
 @dataclass(slots=True)
@@ -33,6 +47,7 @@ class SimClock:
     """Virtual time."""
 
     world: World
+    life: Life = field(default_factory=Life)
 
     def boottime(self) -> float:
         """Seconds since host boot."""
@@ -49,26 +64,65 @@ class SimClock:
     def pause(self, seconds: float) -> None:
         """Virtual time passes."""
         self.world.advance(seconds)
+        self.life.check()
 
 
 @dataclass(slots=True)
 class Fault:
-    """What a route answers instead. times None: until it is taken away."""
+    """What a route answers instead, for tests that no verb serves. times None: until it is taken away."""
 
     error: Callable[[], PveError]
     times: int | None = None
     after_effect: bool = False
 
 
+class Call(NamedTuple):
+    """One request of the agent."""
+
+    t: float
+    route: str
+
+
+@dataclass(slots=True)
+class Wire:
+    """What lies between agent and API, and outlives a run of the agent: calls made, and faults that tests set.
+
+    before: happens once, right before the first call whose route begins so.
+    """
+
+    calls: deque[Call] = field(default_factory=lambda: deque(maxlen=2000))
+    faults: dict[str, Fault] = field(default_factory=dict)
+    before: dict[str, Callable[[], object]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Fate:
+    """What becomes of one answer. left: seconds that the caller waits for it."""
+
+    route: str
+    left: float
+    seconds: float = 0.0
+    garbled: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the caller will not have it."""
+        return self.garbled or self.seconds > self.left
+
+
+class _AnswerGone(Exception):
+    """The request was carried out, or was lost on its way; its effect is noted."""
+
+
 @dataclass(slots=True)
 class SimPve:
-    """The API. A token sees only what its grants show it, silently (pve-facts A2, C1)."""
+    """The API as the token sees it: what it may not see is silently left out (pve-facts A2, C1). timeout: seconds for one call."""
 
     world: World
     pools: tuple[str, ...] = ("guestward",)
-    calls: list[str] = field(default_factory=list)
-    faults: dict[str, Fault] = field(default_factory=dict)
-    before: dict[str, Callable[[], object]] = field(default_factory=dict)
+    timeout: float = 35.0
+    life: Life = field(default_factory=Life)
+    wire: Wire = field(default_factory=Wire)
 
     @property
     def node(self) -> str:
@@ -80,75 +134,152 @@ class SimPve:
         """Our token."""
         return self.world.token_id
 
-    def _call(self, route: str, *, after_effect: bool = False) -> None:
-        """Note a call, let happen once what was to happen right before it, and fail it if a fault is set for it."""
-        if not after_effect:
-            self.calls.append(route)
-            for prefix in [prefix for prefix in self.before if route.startswith(prefix)]:
-                self.before.pop(prefix)()
-        for prefix, fault in list(self.faults.items()):
+    @property
+    def calls(self) -> deque[Call]:
+        """The newest calls, oldest first."""
+        return self.wire.calls
+
+    @property
+    def faults(self) -> dict[str, Fault]:
+        """Faults by the beginning of a route."""
+        return self.wire.faults
+
+    @property
+    def before(self) -> dict[str, Callable[[], object]]:
+        """What happens right before the first call whose route begins so."""
+        return self.wire.before
+
+    # ------------------------------------------------------------------------------------------------ one call
+
+    def _ask(self, method: str, path: str, deadline: float, answer: Callable[[], T]) -> T:
+        """One call. The answer is made when the request arrives, and comes when the API is done with it."""
+        self._note(f"{method} {path}")
+        if not (self.wire.before or self.wire.faults or self.world.api.is_down or self.world.api.rules):
+            return answer()
+        fate = self._arrive(method, path, deadline)
+        found = answer()
+        self._depart(fate)
+        return found
+
+    def _note(self, route: str) -> None:
+        self.wire.calls.append(Call(self.world.now, route))
+
+    def _arrive(self, method: str, path: str, deadline: float) -> Fate:
+        """A request on its way. Raises PveError when something keeps it from being carried out."""
+        world, route = self.world, f"{method} {path}"
+        for prefix in [prefix for prefix in self.wire.before if route.startswith(prefix)]:
+            self.wire.before.pop(prefix)()
+            self.life.check()
+        self._fail(route, after_effect=False)
+        if world.api.is_down:
+            raise PveUnreachable(f"{route}: {world.node}:8006 refuses connections; is pveproxy running?")
+        left = max(0.0, min(self.timeout, deadline - world.boottime))
+        fate = Fate(route, left)
+        for rule in world.api.met_by(method, path):
+            if rule.trouble is Trouble.HANG:
+                self._pass(left)
+                raise PveAnswerLost(f"{route}: {world.node}:8006 did not answer in time")
+            if rule.trouble is Trouble.FAULT:
+                raise (PveAnswerLost if rule.status in LOST else PveRefused)(f"{route}: {rule.status}", rule.status)
+            fate.seconds += rule.seconds
+            fate.garbled |= rule.trouble is Trouble.ANSWER
+        return fate
+
+    def _depart(self, fate: Fate) -> None:
+        """An answer on its way back. Raises PveAnswerLost when it never comes, or is not PVE's."""
+        self._pass(min(fate.seconds, fate.left))
+        if fate.seconds > fate.left:
+            raise PveAnswerLost(f"{fate.route}: {self.world.node}:8006 did not answer in time")
+        if fate.garbled:
+            raise PveAnswerLost(f"{fate.route}: the answer is not PVE's JSON")
+        self._fail(fate.route, after_effect=True)
+
+    def _pass(self, seconds: float) -> None:
+        if seconds:
+            self.world.advance(seconds)
+            self.life.check()
+
+    def _fail(self, route: str, *, after_effect: bool) -> None:
+        for prefix, fault in list(self.wire.faults.items()):
             if route.startswith(prefix) and fault.after_effect == after_effect:
                 if fault.times is not None:
                     fault.times -= 1
                     if fault.times <= 0:
-                        del self.faults[prefix]
+                        del self.wire.faults[prefix]
                 raise fault.error()
 
-    def _may(self, privilege: str, path: str) -> bool:
-        return (privilege, path) not in self.world.revoked
+    def may(self, privilege: str, path: str) -> bool:
+        """Whether the token has that privilege there."""
+        world = self.world
+        return privilege in world.made(("held", path), lambda: world.acl.held(path))
 
-    def _visible(self) -> Iterable[SimGuest]:
-        for guest in self.world.guests.values():
-            pool = f"/pool/{guest.pool}"
-            in_band = 990000 <= guest.id.vmid <= 990009
-            if self.world.is_here(guest) and (in_band or (guest.pool in self.pools and self._may("VM.Audit", pool))):
-                yield guest
+    # ------------------------------------------------------------------------------------------------ what it answers
 
     def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
         """The live list of one kind."""
-        self._call(f"GET /nodes/{self.node}/{kind}")
+        world = self.world
+        return self._ask("GET", f"/nodes/{world.node}/{kind.value}", deadline, lambda: world.made(kind, lambda: self._list(kind)))
+
+    def _list(self, kind: GuestKind) -> dict[GuestId, ListedGuest]:
         return {g.id: self._listed(g) for g in self._visible() if g.id.kind is kind and g.id.vmid not in self.world.hidden}
 
+    def _visible(self) -> Iterable[SimGuest]:
+        world = self.world
+        return [g for g in world.guests.values() if world.is_here(g) and self.may("VM.Audit", f"/vms/{g.id.vmid}")]
+
     def _listed(self, guest: SimGuest) -> ListedGuest:
-        pid = 1000 + guest.id.vmid if guest.running and not guest.no_pid else None
-        up_since = self.world.boot_offset + guest.since if guest.running else None
-        return ListedGuest(guest.id, guest.name, guest.running, pid, up_since, guest.lock, guest.template)
+        if guest.listed is None:
+            pid = guest.pid if guest.running and not guest.no_pid else None
+            up_since = self.world.boot_offset + guest.since if guest.running else None
+            guest.listed = ListedGuest(guest.id, guest.name, guest.running, pid, up_since, guest.lock, guest.template)
+        return guest.listed
 
     def members(self, pool: str, *, deadline: float) -> tuple[Member, ...]:
-        """The pool, on whatever node."""
-        self._call(f"GET /pools?poolid={pool}")
-        return tuple(
-            Member(g.id, g.node, pool, (g.qmp if g.running else "stopped"), g.name) for g in self.world.guests.values() if g.pool == pool
-        )
+        """The pool, on whatever node; what it says of a status is up to 10 s old."""
+        world = self.world
+
+        def answer() -> tuple[Member, ...]:
+            if not self.may("Pool.Audit", f"/pool/{pool}"):
+                raise PveRefused(f"GET /pools: 403 Permission check failed (/pool/{pool}, Pool.Audit)", 403)
+            shown = world.made("shown", lambda: max((g.shown[0] for g in world.guests.values()), default=-1.0))
+            if world.now < shown:
+                return self._members(pool)
+            found: tuple[Member, ...] = world.made(("members", pool), lambda: self._members(pool))
+            return found
+
+        return self._ask("GET", f"/pools?poolid={pool}", deadline, answer)
+
+    def _members(self, pool: str) -> tuple[Member, ...]:
+        world = self.world
+        return tuple(Member(g.id, g.node, pool, world.shown_state(g), g.name) for g in world.guests.values() if g.pool == pool)
 
     def active_tasks(self, *, deadline: float) -> tuple[Task, ...]:
         """Running tasks; only our own without Sys.Audit."""
-        self._call(f"GET /nodes/{self.node}/tasks?source=active")
-        return tuple(_row(t) for t in self.world.tasks if self._sees(t))
-
-    def _sees(self, task: SimTask) -> bool:
-        return self._may("Sys.Audit", f"/nodes/{self.node}") or task.upid.user == self.token_id
+        path = f"/nodes/{self.node}/tasks?source=active"
+        return self._ask("GET", path, deadline, lambda: self.world.made("active", lambda: self._rows(self.world.tasks)))
 
     def past_tasks(self, *, deadline: float) -> tuple[Task, ...]:
-        """Ended tasks; only our own without Sys.Audit."""
-        self._call(f"GET /nodes/{self.node}/tasks?source=archive")
-        return tuple(_row(t) for t in self.world.archive if self._sees(t))
+        """Ended tasks, newest first; only our own without Sys.Audit."""
+        path = f"/nodes/{self.node}/tasks?source=archive"
+        return self._ask("GET", path, deadline, lambda: self._rows(self.world.archive)[:ARCHIVE_PAGE])
+
+    def _rows(self, tasks: Iterable[SimTask]) -> tuple[Task, ...]:
+        sees_all = self.may("Sys.Audit", f"/nodes/{self.node}")
+        return tuple(task.as_row() for task in tasks if sees_all or task.upid.user == self.token_id)
 
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
-        """The complete grants of the install table less what was revoked."""
-        self._call("GET /access/permissions")
-        held: dict[str, dict[str, bool]] = {}
-        for grant in rights.needed(self.pools, self.node):
-            held.setdefault(grant.path, {})
-            if self._may(grant.privilege, grant.path):
-                held[grant.path][grant.privilege] = True
-        return held
+        """What the token has, on every path that is listed."""
+        world = self.world
+        return self._ask("GET", "/access/permissions", deadline, lambda: world.made("privileges", world.acl.listed))
 
     def resources(self, *, deadline: float) -> Resources:
         """HA and storages of our node."""
-        self._call("GET /cluster/resources")
+        return self._ask("GET", "/cluster/resources", deadline, self._resources)
+
+    def _resources(self) -> Resources:
         visible = list(self._visible())
-        states = {name: StorageState.AVAILABLE if online else StorageState.OFFLINE for name, online in self.world.storages.items()}
+        seen = self.may("Datastore.Audit", "/storage")
+        states = {name: StorageState.AVAILABLE if online else StorageState.OFFLINE for name, online in self.world.storages.items() if seen}
         return Resources(
             listed=frozenset(g.id for g in visible),
             ha={g.id: g.ha[0] for g in visible if g.ha is not None},
@@ -156,67 +287,79 @@ class SimPve:
             maintenance=self.world.maintenance,
         )
 
-    def _find(self, guest: GuestId, route: str, method: str = "GET") -> SimGuest:
-        self._call(f"{method} /nodes/{self.node}/{guest.kind}/{guest.vmid}/{route}")
+    def _find(self, guest: GuestId, privilege: str) -> SimGuest:
+        """Permission is checked before existence (pve-facts, request life-cycle)."""
+        if not self.may(privilege, f"/vms/{guest.vmid}"):
+            raise PveRefused(f"403 Permission check failed (/vms/{guest.vmid}, {privilege})", 403)
         found = self.world.guests.get(guest.vmid)
         if found is None or found.id != guest or not self.world.is_here(found):
-            raise PveRefused(f"Configuration file 'nodes/{self.node}/{guest}.conf' does not exist", 500)
+            raise PveRefused(f"500 Configuration file 'nodes/{self.node}/{_folder(guest)}/{guest.vmid}.conf' does not exist", 500)
         return found
 
     def config(self, guest: GuestId, *, deadline: float) -> GuestConfig:
         """The configuration of one guest."""
-        found = self._find(guest, "config")
-        return GuestConfig(
-            identity=f"id-{found.born}",
-            fingerprint=f"{found.born}/{found.onboot}/{found.startup}/{sorted(found.storages)}/{found.note}",
-            onboot=found.onboot,
-            template=found.template,
-            lock=found.lock,
-            startup=found.startup,
-            storages=found.storages,
-        )
+        return self._ask("GET", f"{self._path(guest)}/config", deadline, lambda: self._find(guest, "VM.Audit").config())
 
     def live(self, guest: GuestId, *, deadline: float) -> LiveStatus:
         """status/current of one guest."""
-        found = self._find(guest, "status/current")
+        return self._ask("GET", f"{self._path(guest)}/status/current", deadline, lambda: self._live(guest))
+
+    def _live(self, guest: GuestId) -> LiveStatus:
+        found = self._find(guest, "VM.Audit")
         listed = self._listed(found)
-        qmp = found.qmp if found.running and guest.kind is GuestKind.QEMU else None
-        uptime = int(self.world.now - found.since) if found.running else 0
-        managed = found.ha is not None and found.ha[0] != "ignored"
-        return LiveStatus(listed.running, listed.pid, uptime, listed.lock, qmp, managed)
+        qmp = None if guest.kind is GuestKind.LXC else found.qmp if found.running else "stopped"
+        return LiveStatus(listed.running, listed.pid, int(listed.uptime(self.world.boottime)), listed.lock, qmp, found.managed)
 
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """The status of one task."""
-        self._call(f"GET /nodes/{self.node}/tasks/{upid}/status")
+        return self._ask("GET", f"/nodes/{self.node}/tasks/{upid}/status", deadline, lambda: self._task(upid))
+
+    def _task(self, upid: Upid) -> TaskStatus:
         for task in (*self.world.tasks, *self.world.archive):
             if task.upid == upid:
                 return task_status("running" if task.said is None else "stopped", task.said)
-        return Unknown("no such task")
+        return Unknown("rotated away or unknown")
 
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """Start one guest."""
-        found = self._find(guest, "status/start", "POST")
+        path = f"{self._path(guest)}/status/start"
+        self._note(f"POST {path}")
+        try:
+            fate = self._arrive("POST", path, deadline)
+            upid = self._start(guest, lost=fate.lost)
+        except PveUnreachable:
+            raise  # it was never sent
+        except _AnswerGone:
+            raise PveAnswerLost(f"POST {path}: the connection broke off before the answer") from None
+        except PveError as error:
+            self._effect("start", guest, "lost" if isinstance(error, PveAnswerLost) else "refused")
+            raise
+        self._depart(fate)
+        return upid
+
+    def _start(self, guest: GuestId, *, lost: bool) -> Upid:
+        """In PVE's order: permission, existence, quorum; that a container runs is said at once, that a VM does by its task (D1, D2)."""
+        found = self._find(guest, "VM.PowerMgmt")
         if not self.world.quorate:
-            self.world.effect("start", guest.vmid, "refused")
-            raise PveRefused("cluster not ready - no quorum?", 500)
+            raise PveRefused("500 cluster not ready - no quorum?", 500)
         if found.running and guest.kind is GuestKind.LXC:
-            self.world.effect("start", guest.vmid, "refused")
-            raise PveRefused(f"CT {guest.vmid} already running", 500)
-        script = found.start[min(found.started, len(found.start) - 1)]
-        if script == "lost before":
-            found.started += 1
-            self.world.effect("start", guest.vmid, "lost")
-            raise PveAnswerLost("connection reset")
-        task = self.world.run_start(found, self.token_id)
-        self.world.effect("start", guest.vmid, "lost" if script == "lost after" else "ok")
-        if script == "lost after":
-            raise PveAnswerLost("connection reset")
-        self._call(f"POST /nodes/{self.node}/{guest.kind}/{guest.vmid}/status/start", after_effect=True)
+            raise PveRefused(f"500 CT {guest.vmid} already running", 500)
+        task, result = self.world.asked_to_start(found, self.token_id)
+        self._effect("start", guest, "lost" if lost else result)
+        if task is None or result == "lost":
+            raise _AnswerGone
         return task.upid
 
+    def _effect(self, verb: str, guest: GuestId, result: str) -> None:
+        self.world.effect("api", verb, guest.vmid, result)
+        self.life.check()
 
-def _row(task: SimTask) -> Task:
-    return Task(task.upid, task_status("running" if task.said is None else "stopped", task.said), task.ended_wall)
+    def _path(self, guest: GuestId) -> str:
+        return f"/nodes/{self.node}/{guest.kind.value}/{guest.vmid}"
+
+
+def _folder(guest: GuestId) -> str:
+    return "lxc" if guest.kind is GuestKind.LXC else "qemu-server"
 
 
 @dataclass(slots=True)
@@ -228,10 +371,6 @@ class SimWitness:
     def host(self) -> HostState:
         """Boot, quorum, hold file, maintenance, names."""
         world = self.world
-        here = {
-            g.id: f"{g.born}/{g.onboot}/{g.startup}/{g.storages}/{g.note}/{g.written}" for g in world.guests.values() if world.is_here(g)
-        }
-        away = {g.id: g.node for g in world.guests.values() if not world.is_here(g)}
         return HostState(
             pmxcfs=world.pmxcfs,
             quorate=self._read("quorum", world.quorate),
@@ -239,23 +378,25 @@ class SimWitness:
             system=self._read("system", world.system),
             hold_file=self._read("hold_file", world.hold_file),
             maintenance=self._read("maintenance", world.maintenance),
-            names=self._read("names", NodeNames(here, away)),
+            names=self._read("names", world.names()),
             local_node=(world.local_name or world.node) if world.pmxcfs else None,
         )
 
     def backups(self) -> BackupWitnesses:
         """flock, pid file, archive processes."""
-        newest = self.world.backups[0][0].upid if self.world.backups else None
-        holder = FlockHolder(newest.pid) if newest is not None else None
+        job = self.world.vzdump.running
+        upid = job.task.upid if job is not None else None
+        holder = FlockHolder(upid.pid) if upid is not None else None
         return BackupWitnesses(
             flock=self._read("flock", holder),
-            live_upid=self._read("pidfile", newest),
-            archives=self._read("archives", frozenset(self.world.archives)),
+            live_upid=self._read("pidfile", upid),
+            archives=self._read("archives", frozenset(self.world.vzdump.archives)),
         )
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Frozen containers."""
-        return self._read("frozen", frozenset(v for v in vmids if self.world.guests[v].frozen))
+        frozen = self.world.made("frozen", lambda: frozenset(g.id.vmid for g in self.world.guests.values() if g.frozen))
+        return self._read("frozen", frozen.intersection(vmids) if frozen else frozen)
 
     def _read(self, name: str, value: T) -> Reading[T]:
         reason = self.world.unreadable.get(name)
@@ -319,35 +460,24 @@ class SimStore:
         self.board = board
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """One event in virtual time."""
-
-    t: float
-    event: str
-    level: Level
-    guest: GuestId | None
-    guard: str
-    fields: Mapping[str, object]
-    message: str
-
-
 @dataclass(slots=True)
 class SimJournal:
-    """Keeps every event."""
+    """Takes every event into the stream; one that says more or less than it declares is a defect."""
 
     world: World
+    on_event: Callable[[Logged], None] = lambda entry: None
     log: list[Logged] = field(default_factory=list)
 
     def emit(
         self, event: EventKind, level: Level | None = None, *, message: str, guest: GuestLabel | None = None, **fields: object
     ) -> None:
-        """Keep one; an event that says more or less than it declares is a defect."""
+        """Keep one."""
         unknown = fields.keys() - set(event.fields)
         if unknown or (level is not None and level not in event.levels) or (event.guest != (guest is not None)):
             raise AssertionError(f"{event.name} was told with {sorted(fields)} at {level}, guest {guest}")
-        guard = guest.guard if guest is not None else ""
+        id, guard, name = (guest.id, guest.guard, guest.name) if guest is not None else (None, "", "")
         if guard and guard not in set(Guard):
             raise AssertionError(f"unknown guard {guard}")
-        id = guest.id if guest is not None else None
-        self.log.append(Logged(self.world.now, event.name, level or event.levels[0], id, guard, fields, message))
+        entry = Logged(self.world.now, event.name, level or event.levels[0], id, guard, fields, message, name, self.world.wall)
+        self.log.append(entry)
+        self.on_event(entry)

@@ -1,108 +1,226 @@
-"""Runs the real watchdog on a simulated host: its cadence in virtual time."""
+"""Runs the real watchdog on a simulated host: its cadence in virtual time, and everything that it says and does in one stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from guestward import __version__
 from guestward.config import Config, parse
 from guestward.duties.env import Env, Report
 from guestward.duties.power import PowerWatch
+from guestward.model.events import Event
 from guestward.model.memory import Hold
-from guestward.sim.doors import Logged, SimClock, SimJournal, SimPve, SimStore, SimWitness
+from guestward.sim.doors import AgentGone, Life, SimClock, SimJournal, SimPve, SimStore, SimWitness, Wire
+from guestward.sim.log import Effect, Entry, Logged, Violation
 from guestward.sim.world import World
 
 FOLLOW_EVERY = 1.0
 
 
+class BrokenError(BaseException):
+    """An invariant does not hold. A BaseException, so that no duty can catch it."""
+
+    def __init__(self, invariant: str, rule: str, message: str) -> None:
+        """invariant: its name; rule: what it says; message: what happened instead."""
+        super().__init__(message)
+        self.invariant, self.rule, self.message = invariant, rule, message
+
+
+class Monitor(Protocol):
+    """Watches a run. Each method may raise BrokenError; nothing else may leave it."""
+
+    def effect(self, effect: Effect) -> None:
+        """Something of the agent reached the world; the world is still as it was when the request arrived, or already changed by it."""
+        ...
+
+    def event(self, logged: Logged) -> None:
+        """The agent said something."""
+        ...
+
+    def looked(self, job: str) -> None:
+        """The agent ended one of its jobs: sweep, confirm or follow."""
+        ...
+
+    def end(self) -> None:
+        """The run is over."""
+        ...
+
+
 @dataclass(slots=True)
 class Simulation:
-    """One agent on one world. `run` may be called again and again."""
+    """One agent on one world. `run` may be called again and again. due: when which job is due, in seconds since host boot."""
 
     world: World = field(default_factory=World)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    phase: str = "up"
     pve: SimPve = field(init=False)
     store: SimStore = field(default_factory=SimStore)
     journal: SimJournal = field(init=False)
     config: Config = field(init=False)
     watch: PowerWatch | None = field(init=False, default=None)
-    next_sweep: float = 0.0
-    next_confirm: float | None = None
-    next_follow: float | None = None
+    stream: list[Entry] = field(default_factory=list)
+    monitors: Sequence[Monitor] = ()
+    violation: Violation | None = None
+    wire: Wire = field(default_factory=Wire)
+    life: Life = field(default_factory=Life)
+    due: dict[str, float] = field(default_factory=dict)
+    started_at: float = 0.0
 
     def __post_init__(self) -> None:
         """Open the doors and start the agent at t = 0."""
-        values: dict[str, Any] = {"pve": {"token_id": self.world.token_id}} | {k: dict(v) for k, v in self.settings.items()}
-        values["pve"].setdefault("token_id", self.world.token_id)
+        values: dict[str, Any] = {key: dict(of) for key, of in self.settings.items()}
+        values.setdefault("pve", {}).setdefault("token_id", self.world.token_id)
         self.config = parse(values, Path("scenario"))
-        self.pve = SimPve(self.world, self.config.scope.pools)
-        self.journal = SimJournal(self.world)
+        rules = self.config.rules()
+        self.world.install(rules.pools, range(rules.scratch_first, rules.scratch_last + 1))
+        self.world.phases.begin(self.phase)
+        self.world.on_effect = self._effect
+        self.journal = SimJournal(self.world, self._event)
         self.start()
+
+    # ------------------------------------------------------------------------------------------------ the agent
 
     def start(self) -> None:
         """The agent starts, with what its store remembers."""
-        env = Env(SimClock(self.world), self.pve, SimWitness(self.world), self.store, self.journal, self.config)
-        self.watch = PowerWatch(env)
-        self.next_sweep, self.next_confirm, self.next_follow = self.world.now, None, None
+        world, self.life = self.world, Life()
+        self.pve = SimPve(world, self.config.scope.pools, self.config.pve.timeout, self.life, self.wire)
+        clock = SimClock(world, self.life)
+        self.due = {"sweep": clock.boottime()}
+        self.started_at = world.now
+        self.watch = PowerWatch(Env(clock, self.pve, SimWitness(world), self.store, self.journal, self.config))
+        interval = self.config.watchdog.interval
+        self.journal.emit(
+            Event.DAEMON_STARTED,
+            message=f"watches {world.node}",
+            version=__version__,
+            node=world.node,
+            config="scenario",
+            interval_s=interval,
+        )
         if any(memory.in_flight is not None for memory in self.store.guest_memories.values()):
-            self.next_follow = self.world.now
+            self.due["follow"] = clock.boottime()
 
     def kill(self) -> None:
         """The agent is gone, without a word."""
-        self.watch = None
+        self.watch, self.life.over = None, True
+        self.due.clear()
         self.store.empty = False
 
     def restart(self) -> None:
-        """Kill it and start it again."""
-        self.kill()
+        """Stop it as systemd does, if it lives, and start it again."""
+        if self.watch is not None:
+            in_flight = [str(memory.id) for memory in self.watch.starter.in_flight()]
+            self.journal.emit(Event.DAEMON_STOPPING, message="asked to end", signal="SIGTERM", in_flight=in_flight)
+            self.kill()
         self.start()
 
-    def hold(self, vmid: int | None, seconds: float = 7200.0) -> None:
+    def lose_state(self) -> None:
+        """The agent is gone and so is its state, what operators wrote included."""
+        self.kill()
+        self.store.lose()
+
+    def host(self, phase: str) -> None:
+        """Let the host enter a phase. A boot ends the agent and starts it again, unless somebody had killed it."""
+        alive = self.watch is not None
+        if self.world.phases.enter(phase) and alive:
+            self.kill()
+            self.start()
+
+    def hold(self, vmid: int | None = None, seconds: float = 7200.0) -> None:
         """`guestward hold`."""
+        self.release(vmid)
         clock = SimClock(self.world)
         self.store.hold_list.append(Hold(vmid, "work", "root", seconds, clock.boot_id(), clock.boottime(), clock.wall()))
 
+    def release(self, vmid: int | None = None) -> None:
+        """`guestward release`."""
+        self.store.hold_list = [hold for hold in self.store.hold_list if hold.vmid != vmid]
+
+    def rearm(self, vmid: int) -> None:
+        """`guestward rearm`."""
+        self.store.rearms.append(vmid)
+
+    # ------------------------------------------------------------------------------------------------ time
+
     def run(self, until: float) -> list[Logged]:
-        """Let world and agent live until that second; what the world does at a second comes before the agent. Returns the log."""
+        """Let world and agent live until that second; what the world does at a second comes before the agent. Returns the log.
+
+        A broken invariant ends the run: it is the stream's last entry, and `violation`.
+        """
+        if self.violation is None:
+            try:
+                self._run(until)
+            except BrokenError as broken:
+                self.violation = Violation(self.world.now, broken.invariant, broken.rule, broken.message)
+                self.stream.append(self.violation)
+        return self.journal.log
+
+    def _run(self, until: float) -> None:
+        world = self.world
         while True:
-            due = self._next_job()
-            event = self.world.next_event()
+            due, event = self._next_due(), world.next_event()
             moment = min(x for x in (due, event, until) if x is not None)
-            self.world.until(moment)
+            world.until(moment)
+            due = self._next_due()
             if moment >= until and (due is None or due > until):
-                return self.journal.log
-            if due is not None and due <= self.world.now:
+                return
+            if due is not None and due <= world.now:
                 self._run_job()
 
-    def _next_job(self) -> float | None:
-        if self.watch is None:
-            return None
-        return min(x for x in (self.next_sweep, self.next_confirm, self.next_follow) if x is not None)
+    def _next_due(self) -> float | None:
+        return min(self.due.values()) - self.world.boot_offset if self.due else None
 
     def _run_job(self) -> None:
-        watch, now = self.watch, self.world.now
+        watch, now = self.watch, self.world.boottime
         assert watch is not None  # noqa: S101 - a job is due only while the agent lives
-        if self.next_sweep <= now:
-            self.next_sweep = now + self.config.watchdog.interval
-            self._plan(watch.sweep())
-        elif self.next_confirm is not None and self.next_confirm <= now:
-            self.next_confirm = None
-            self._plan(watch.confirm())
-        else:
-            self.next_follow = None
-            self._plan(watch.follow())
+        job = next(job for job in ("sweep", "confirm", "follow") if job in self.due and self.due[job] <= now)
+        del self.due[job]
+        try:
+            if job == "sweep":
+                self.due["sweep"] = now + self.config.watchdog.interval
+            run: Callable[[], Report] = {"sweep": watch.sweep, "confirm": watch.confirm, "follow": watch.follow}[job]
+            report = run()
+        except AgentGone:
+            return
+        self._plan(report)
+        for monitor in self.monitors:
+            monitor.looked(job)
 
     def _plan(self, report: Report) -> None:
-        if report.confirm_at is not None and self.next_confirm is None:
-            self.next_confirm = max(report.confirm_at - self.world.boot_offset, self.world.now)
-        if report.busy and self.next_follow is None:
-            self.next_follow = self.world.now + FOLLOW_EVERY
+        now = self.world.boottime
+        if report.confirm_at is not None and "confirm" not in self.due:
+            self.due["confirm"] = max(report.confirm_at, now)
+        if report.busy and "follow" not in self.due:
+            self.due["follow"] = now + FOLLOW_EVERY
+
+    def finish(self) -> None:
+        """The run is over: the monitors have their last word."""
+        if self.violation is None:
+            try:
+                for monitor in self.monitors:
+                    monitor.end()
+            except BrokenError as broken:
+                self.violation = Violation(self.world.now, broken.invariant, broken.rule, broken.message)
+                self.stream.append(self.violation)
+
+    # ------------------------------------------------------------------------------------------------ the stream
+
+    def _effect(self, effect: Effect) -> None:
+        self.stream.append(effect)
+        for monitor in self.monitors:
+            monitor.effect(effect)
+
+    def _event(self, logged: Logged) -> None:
+        self.stream.append(logged)
+        for monitor in self.monitors:
+            monitor.event(logged)
 
     def starts(self, vmid: int | None = None) -> list[float]:
         """Virtual seconds at which a start of the agent reached PVE."""
-        return [t for t, verb, of, _ in self.world.effects if verb == "start" and vmid in (None, of)]
+        return [effect.t for effect in self.world.effects if effect.verb == "start" and vmid in (None, effect.vmid)]
 
     def events(self, *names: str) -> list[Logged]:
         """The log, less all other events."""

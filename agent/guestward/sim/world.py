@@ -1,88 +1,129 @@
-"""A PVE node in virtual time: guests, tasks, locks, backups, boot, HA, storages. What people and PVE do to it are its verbs.
+"""A PVE node in virtual time. What people, guests and PVE itself do to it are its verbs; each changes the world at once.
 
-It behaves as `pve-facts.md` and the recordings say, as far as the power watchdog can see it.
+It behaves as `pve-facts.md` and the recordings say; where it is simpler, `docs/simulate.md` tells. A verb whose state is there already
+changes nothing.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from guestward.model.guest import GuestId, GuestKind, Startup
-from guestward.model.observation import UnitState
+from guestward.model.guest import GuestId, GuestKind
+from guestward.model.observation import NodeNames
 from guestward.model.task import JIFFIES, Upid
+from guestward.sim.acl import Acl
+from guestward.sim.api import ApiState
+from guestward.sim.guest import SimGuest, traits
+from guestward.sim.helper import HelperState
+from guestward.sim.hostphase import UP, Phases
+from guestward.sim.log import Effect
+from guestward.sim.tasks import KEPT, SimTask
+from guestward.sim.vzdump import Job, Vzdump
+
+T = TypeVar("T")
 
 BOOTED = 100_000.0  # seconds since host boot at which a simulation begins
 EPOCH = 1_900_000_000.0
-UP = UnitState("loaded", "active", "exited", "enabled")
+BROADCAST, BROADCAST_AT = 10.0, 3.0  # pvestatd tells the cluster what runs every 10 s (pve-facts A1)
+GRANTS_POOL = ("VM.Audit", "VM.PowerMgmt", "Pool.Audit")
+GRANTS_SCRATCH = ("VM.Audit", "VM.PowerMgmt", "VM.Allocate", "VM.Config.Disk", "VM.Config.Options")
 
 
 @dataclass(slots=True)
-class SimTask:
-    """One task. said: its exit status, None while it runs."""
+class Reaction:
+    """What the world does whenever a certain act of the agent reaches it."""
 
-    upid: Upid
-    said: str | None = None
-    ended_wall: int | None = None
+    verb: str
+    vmid: int
+    delay: float
+    do: Callable[[], object]
 
 
 @dataclass(slots=True)
-class SimGuest:
-    """One guest. start: what each start does, the last repeats: ok, ok: stays stopped, warnings: N, fail: TEXT, hang, lost before,
-    lost after, flap SECONDS."""
+class Derived:
+    """What the doors show, made once for each version of the world."""
 
-    id: GuestId
-    name: str
-    born: int
-    onboot: bool = True
-    running: bool = True
-    pool: str | None = "guestward"
-    node: str = "pve1"
-    lock: str | None = None
-    template: bool = False
-    startup: Startup = field(default_factory=Startup)
-    storages: frozenset[str] = frozenset({"local"})
-    ha: tuple[str | None] | None = None
-    qmp: str = "running"
-    frozen: bool = False
-    since: float = 0.0
-    start: tuple[str, ...] = ("ok",)
-    start_takes: float = 1.0
-    started: int = 0
-    note: str = ""
-    written: int = 0
-    no_pid: bool = False
-    by_vzdump: bool = False
+    version: int = -1
+    values: dict[object, Any] = field(default_factory=dict)
 
 
 class World:
-    """The node. Verbs change it at once; `at` does so later. Time passes by `advance` only."""
+    """The node. Time passes by `until` and `advance` only."""
 
-    def __init__(self, *, node: str = "pve1", token_id: str = "guestward-pve1@pve!agent") -> None:  # noqa: S107 - an id
-        """An empty node that is up."""
-        self.node, self.token_id = node, token_id
+    def __init__(
+        self,
+        *,
+        node: str = "pve1",
+        token_id: str = "guestward-pve1@pve!agent",  # noqa: S107 - an id
+        version: str = "9.1",
+    ) -> None:
+        """A node that is up and has no guests, on which nothing is granted yet."""
+        self.node, self.token_id, self.pve_version = node, token_id, version
         self.local_name = ""  # what /etc/pve/local says, where it is not our node
         self.now = 0.0
         self.boot_offset, self.wall_offset, self.boot = BOOTED, EPOCH, 1
+        self.version, self.derived = 0, Derived()
         self.guests: dict[int, SimGuest] = {}
         self.tasks: list[SimTask] = []
         self.archive: list[SimTask] = []
         self.pve_guests, self.system = UP, "running"
         self.quorate, self.pmxcfs, self.hold_file, self.maintenance = True, True, False, False
         self.storages: dict[str, bool] = {"local": True}
-        self.revoked: set[tuple[str, str]] = set()
-        self.backups: list[tuple[SimTask, tuple[int, ...]]] = []
-        self.stale_pid: Upid | None = None
-        self.archives: set[int] = set()
         self.unreadable: dict[str, str] = {}
         self.hidden: set[int] = set()  # VMIDs that the lists leave out although the pool names them
         self.most_starts: int | None = None  # more start tasks at once than this wait for a lock in vain (C76)
-        self.effects: list[tuple[float, str, int, str]] = []
-        self.after: list[tuple[str, int, float, Callable[[], None]]] = []
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.effects: list[Effect] = []
+        self.on_effect: Callable[[Effect], None] = lambda effect: None
+        self.failures: list[tuple[str, str]] = []
+        self.reactions: list[Reaction] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = itertools.count(1)
+        self.acl = Acl(self._pools, self.touch)
+        self.api, self.helper = ApiState(), HelperState()
+        self.vzdump, self.phases = Vzdump(self), Phases(self)
+
+    def install(self, pools: Iterable[str], band: Iterable[int]) -> None:
+        """Grant what the install table of DESIGN.md says, to user and token."""
+        for privilege in GRANTS_POOL:
+            for pool in tuple(pools):
+                self.acl.grant(privilege, f"/pool/{pool}")
+        self.acl.grant("Sys.Audit", f"/nodes/{self.node}", propagate=False)
+        self.acl.grant("Datastore.Audit", "/storage")
+        self.grant_band(band)
+
+    def grant_band(self, band: Iterable[int]) -> None:
+        """What the scratch band needs, one entry a VMID: a grant on `/vms` would cover every guest (pve-facts E5)."""
+        for vmid in band:
+            for privilege in GRANTS_SCRATCH:
+                self.acl.grant(privilege, f"/vms/{vmid}")
+
+    def _pools(self) -> Mapping[str, set[int]]:
+        return self.made("pools", self._make_pools)
+
+    def _make_pools(self) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for guest in self.guests.values():
+            if guest.pool is not None:
+                found.setdefault(guest.pool, set()).add(guest.id.vmid)
+        return found
+
+    def touch(self) -> None:
+        """Something that the doors show has changed."""
+        self.version += 1
+
+    def made(self, key: object, make: Callable[[], T]) -> T:
+        """A view of the world, made once for each version of it; as long as nothing changes it is the very same object."""
+        if self.derived.version != self.version:
+            self.derived.version = self.version
+            self.derived.values.clear()
+        if key not in self.derived.values:
+            self.derived.values[key] = make()
+        found: T = self.derived.values[key]
+        return found
 
     # ------------------------------------------------------------------------------------------------ time
 
@@ -98,7 +139,7 @@ class World:
 
     def at(self, when: float, do: Callable[[], object]) -> None:
         """Let something happen at a virtual second; entries of the same second run in the order in which they were made."""
-        heapq.heappush(self._heap, (when, next(self._count), lambda: (do(), None)[1]))
+        heapq.heappush(self._heap, (when, next(self._count), do))
 
     def later(self, delay: float, do: Callable[[], object]) -> None:
         """Let something happen after a delay."""
@@ -120,35 +161,122 @@ class World:
         """When the next thing is due to happen."""
         return self._heap[0][0] if self._heap else None
 
+    def clock_wall(self, delta: float) -> None:
+        """Somebody, or NTP, sets the wall clock."""
+        self.wall_offset += delta
+
+    def suspend(self, seconds: float) -> None:
+        """The host sleeps: both clocks go on, nothing else does, and virtual time stands still."""
+        self.boot_offset += seconds
+        self.wall_offset += seconds
+        self.touch()
+
     # ------------------------------------------------------------------------------------------------ guests
 
-    def add(self, vmid: int, kind: str = "lxc", **traits: object) -> SimGuest:
-        """Put a guest on the node as it has been for long."""
-        guest = SimGuest(GuestId(GuestKind(kind), vmid), f"guest{vmid}", next(self._count), since=-86400.0)
-        for key, value in traits.items():
+    def add(self, vmid: int, kind: str = "lxc", **values: object) -> SimGuest:
+        """Put a guest on the node as it has been for long. values: attributes of SimGuest."""
+        name = str(values.pop("name", f"guest{vmid}"))
+        identity = str(values.pop("identity", f"born{next(self._count)}"))
+        guest = SimGuest(GuestId(GuestKind(kind), vmid), name, identity, self._changed)
+        for key, value in values.items():
             setattr(guest, key, value)
+        guest.pid = 10_000 + next(self._count)
+        guest.shown = (-1.0, "")
         self.guests[vmid] = guest
+        for storage in guest.storages:
+            self.storages.setdefault(storage, True)
+        self.touch()
         return guest
 
-    def create(self, vmid: int, kind: str = "lxc") -> SimGuest:
+    def _changed(self, guest: SimGuest, what: str) -> None:
+        self.touch()
+        if what in ("running", "qmp"):
+            self._remember_shown(guest)
+
+    def _remember_shown(self, guest: SimGuest) -> None:
+        """Until its next broadcast pvestatd's word is the old one (pve-facts A1)."""
+        until = ((self.now - BROADCAST_AT) // BROADCAST + 1) * BROADCAST + BROADCAST_AT
+        if guest.shown[0] < until:
+            guest.shown = (until, _state(guest))
+
+    def shown_state(self, guest: SimGuest) -> str:
+        """What `/cluster/resources` and a pool's members say of its status: up to 10 s old, beside a lock that is always fresh."""
+        return guest.shown[1] if self.now < guest.shown[0] else _state(guest)
+
+    def create(self, vmid: int, kind: str = "lxc", by: str = "root@pam") -> SimGuest:
         """A new guest: stopped, onboot off, in no pool, with an identity that none had before."""
-        guest = self.add(vmid, kind, running=False, onboot=False, pool=None)
-        guest.born = next(self._count)
-        return guest
+        if vmid not in self.guests:
+            guest = self.add(vmid, kind, running=False, onboot=False, pool=None)
+            self.task(guest.task_type("create"), str(vmid), by, said="OK")
+        return self.guests[vmid]
 
-    def destroy(self, vmid: int) -> None:
-        """Destroy a guest: with it goes its pool membership (pve-facts E5)."""
-        del self.guests[vmid]
+    def destroy(self, vmid: int, by: str = "root@pam") -> None:
+        """A guest is destroyed, and with it go its pool membership and every ACL entry on its path (pve-facts E5)."""
+        guest = self.guests.pop(vmid, None)
+        if guest is not None:
+            self.task(guest.task_type("destroy"), str(vmid), by, said="OK")
+            self.acl.wipe(vmid)
 
-    def restore_over(self, vmid: int, by: str = "root@pam") -> None:
-        """Restore a guest over itself: stopped, and alike in all its marks (pve-facts F3)."""
+    def migrate(self, vmid: int, node: str, by: str = "root@pam") -> None:
+        """A guest moves to a node and arrives as it left; the task is on the node that it leaves."""
         guest = self.guests[vmid]
-        guest.running, guest.written = False, guest.written + 1
-        self.task("vzrestore" if guest.id.kind is GuestKind.LXC else "qmrestore", str(vmid), by, said="OK")
+        if guest.node == node:
+            return
+        if self.is_here(guest):
+            self.task(guest.task_type("migrate"), str(vmid), by, said="OK")
+        guest.node = node
 
-    def migrate(self, vmid: int, node: str) -> None:
-        """Move a guest to a node; it arrives as it left."""
-        self.guests[vmid].node = node
+    def restore(self, vmid: int, by: str = "root@pam", *, killed: bool = False) -> None:
+        """A backup is restored, over a guest that is there or as a new container. What is restored is alike in all its marks.
+
+        killed: the worker died: lock `create` is all that is in the configuration, and it joins no pool (timelines 8, pve-facts F1).
+        """
+        guest = self.guests.get(vmid) or self.add(vmid, running=False, onboot=False, pool=None)
+        kind = "vzrestore" if guest.id.kind is GuestKind.LXC else "qmrestore"
+        guest.running, guest.lock, guest.snapshots, guest.only_lock = False, "create" if killed else None, {}, killed
+        guest.edits += 1
+        if killed:
+            guest.pool = None
+        self.task(kind, str(vmid), by, said="unexpected status" if killed else "OK")
+
+    def set(self, vmid: int, key: str, value: object) -> None:
+        """Change one trait of a guest, by the keys of a scenario. Raises KeyError or ValueError as `guest.traits` does."""
+        guest = self.guests[vmid]
+        wanted = traits(key, value, later=True)
+        for name, now in wanted.items():
+            if name != "running":
+                setattr(guest, name, now)
+        if wanted.get("running") is True:
+            qmp, frozen = guest.qmp, guest.frozen
+            self.power_on(vmid)
+            guest.qmp, guest.frozen = qmp, frozen
+        elif wanted.get("running") is False:
+            guest.running = False
+        for storage in guest.storages:
+            self.storages.setdefault(storage, True)
+
+    def lock(self, vmid: int, kind: str) -> None:
+        """A lock of any kind, set by whoever."""
+        self.guests[vmid].lock = kind
+
+    def unlock(self, vmid: int) -> None:
+        """`pct unlock`: whatever lock there is goes."""
+        self.guests[vmid].lock = None
+
+    def snapshot(self, vmid: int, name: str, state: str | None = "") -> None:
+        """A snapshot section with that snapstate ("": a whole one), or None: it goes."""
+        guest = self.guests[vmid]
+        rest = {known: of for known, of in guest.snapshots.items() if known != name}
+        guest.snapshots = rest if state is None else {**rest, name: state}
+
+    def ha(self, vmid: int, state: str | None) -> None:
+        """Put a guest under HA in that state ("null": HA manages it and has not said anything yet), or None: take it off."""
+        self.guests[vmid].ha = None if state is None else (None if state == "null" else state,)
+
+    def storage(self, name: str, online: bool) -> None:
+        """A storage goes away, or is back."""
+        self.storages[name] = online
+        self.touch()
 
     def is_here(self, guest: SimGuest) -> bool:
         """Whether its configuration is on our node."""
@@ -160,157 +288,202 @@ class World:
 
     def power_on(self, vmid: int) -> None:
         """The guest runs from now on."""
-        guest = self.guests[vmid]
-        if not guest.running:
-            guest.running, guest.since, guest.qmp, guest.frozen = True, self.now, "running", False
+        guest = self.guests.get(vmid)
+        if guest is not None and not guest.running:
+            guest.qmp, guest.frozen, guest.since = "running", False, self.now
+            guest.pid = 10_000 + next(self._count)
+            guest.running = True
 
     def stop(self, vmid: int, by: str = "root@pam") -> None:
-        """Somebody stops the guest through PVE."""
+        """Somebody stops the guest through PVE, which refuses while it is locked (timelines 5d)."""
         guest = self.guests[vmid]
-        if guest.running:
-            self.task("vzstop" if guest.id.kind is GuestKind.LXC else "qmstop", str(vmid), by, said="OK")
-            guest.running = False
+        if not guest.running:
+            return
+        refused = f"{guest.noun} is locked ({guest.lock})" if guest.lock is not None else "OK"
+        self.task(guest.task_type("stop"), str(vmid), by, said=refused)
+        guest.running = guest.lock is not None
+
+    def start(self, vmid: int, by: str = "root@pam") -> None:
+        """Somebody else starts the guest; of the script of its starts nothing is used up."""
+        guest = self.guests[vmid]
+        if guest.running or not self.is_here(guest):
+            return
+        task = self.task(guest.task_type("start"), str(vmid), by)
+        obstacle = self.obstacle(guest)
+        if obstacle is None:
+            self.power_on(vmid)
+        self.end_task(task, obstacle or "OK")
+
+    def obstacle(self, guest: SimGuest) -> str | None:
+        """Why PVE's own start of it fails, in PVE's words; None when nothing is in the way."""
+        if guest.lock not in (None, "mounted"):
+            return f"{guest.noun} is locked ({guest.lock})"
+        if guest.template:
+            return f"you can't start a {guest.noun.lower() if guest.noun == 'VM' else guest.noun} if it's a template"
+        offline = sorted(name for name in guest.storages if not self.storages.get(name, True))
+        return f"storage '{offline[0]}' is not online" if offline else None
 
     def reboot(self, vmid: int, how: str = "inside") -> None:
-        """One second of stopped and unlocked. Under a lock the guest does not come back: the incident (timelines 5a)."""
+        """From inside a container's reboot is a second of stopped and unlocked without a task; QEMU's process stays (timelines 3).
+
+        Under a lock a container goes down and does not come back: the incident (timelines 5). A VM's reboot is refused then.
+        """
         guest = self.guests[vmid]
+        container = guest.id.kind is GuestKind.LXC
+        if not guest.running or (how == "inside" and not container):
+            return
+        task = self.task(guest.task_type("reboot"), str(vmid), "root@pam") if how == "api" else None
+        if task is not None and not container:
+            self.end_task(task, f"VM is locked ({guest.lock})" if guest.lock is not None else "OK")
+            if guest.lock is not None:
+                return
         guest.running = False
-        task = self.task("vzreboot", str(vmid), "root@pam") if how == "api" else None
+        self.later(1.0, lambda: self._back(guest, task if container else None))
 
-        def back() -> None:
-            if guest.lock is None:
-                self.power_on(vmid)
-            if task is not None:
-                self.end_task(task, "OK" if guest.running else f"startup for container '{vmid}' failed")
-
-        self.later(1, back)
+    def _back(self, guest: SimGuest, task: SimTask | None) -> None:
+        vmid = guest.id.vmid
+        if self.guests.get(vmid) is guest and self.obstacle(guest) is None:
+            self.power_on(vmid)
+        if task is not None:
+            self.end_task(task, "OK" if guest.running else f"startup for container '{vmid}' failed")
+        elif guest.id.kind is GuestKind.QEMU and guest.running:
+            self.task("qmstart", str(vmid), "root@pam", said="OK")
 
     # ------------------------------------------------------------------------------------------------ tasks and backups
 
-    def task(self, kind: str, id: str = "", by: str = "root@pam", said: str | None = None) -> SimTask:
+    def task(self, type: str, id: str = "", by: str = "root@pam", said: str | None = None) -> SimTask:
         """A task begins; with `said` it has ended, too."""
-        number = next(self._count)
-        jiffies = int(self.boottime * JIFFIES)
-        text = f"UPID:{self.node}:{number:08X}:{jiffies:08X}:{int(self.wall):08X}:{kind}:{id}:{by}:"
-        task = SimTask(Upid.parse(text))
+        pid, jiffies = next(self._count), int(self.boottime * JIFFIES)
+        task = SimTask(Upid.parse(f"UPID:{self.node}:{pid:08X}:{jiffies:08X}:{int(self.wall):08X}:{type}:{id}:{by}:"))
         self.tasks.append(task)
+        self.touch()
         if said is not None:
             self.end_task(task, said)
         return task
 
     def end_task(self, task: SimTask, said: str) -> None:
-        """A task ends; the active list drops it and the archive has it."""
+        """A task ends; the active list drops it and the archive has it, until it is rotated away."""
         if task.said is None:
-            task.said, task.ended_wall = said, int(self.wall)
+            task.end(said, int(self.wall))
             self.tasks.remove(task)
             self.archive.insert(0, task)
+            del self.archive[KEPT:]
+            self.touch()
 
-    def running_task(self, kind: str, id: str = "") -> SimTask:
-        """The running task of that kind."""
-        return next(t for t in self.tasks if t.upid.type == kind and t.upid.id == id)
+    def running_task(self, type: str, id: str = "") -> SimTask | None:
+        """The oldest running task of that type and id."""
+        return next((t for t in self.tasks if t.upid.type == type and t.upid.id == id), None)
 
-    def backup_begin(self, *vmids: int, mode: str = "snapshot", by: str = "root@pam") -> None:
-        """vzdump begins: lock on each guest; in stop mode it is stopped."""
-        task = self.task("vzdump", str(vmids[0]) if len(vmids) == 1 else "", by)
-        self.backups.append((task, vmids))
-        for vmid in vmids:
-            self.guests[vmid].lock = "backup"
-            if mode == "stop" and self.guests[vmid].running:
-                self.guests[vmid].running, self.guests[vmid].by_vzdump = False, True
-
-    def backup_end(self, said: str = "OK", *, after: float = 1.0, restarts: bool = True) -> None:
-        """The oldest vzdump ends: unlock, some time later start what it stopped itself, then the task ends (pve-facts C2, C3)."""
-        task, vmids = self.backups[0]
-        for vmid in vmids:
-            self.guests[vmid].lock = None
-
-        def restart() -> None:
-            for vmid in vmids:
-                if self.guests[vmid].by_vzdump and restarts:
-                    self.power_on(vmid)
-                self.guests[vmid].by_vzdump = False
-            self.backups.pop(0)
+    def task_end(self, type: str, id: str = "", said: str = "OK") -> None:
+        """That task ends, if it runs."""
+        task = self.running_task(type, id)
+        if task is not None:
             self.end_task(task, said)
 
-        self.later(after, restart)
+    def backup_begin(self, *vmids: int, mode: str = "snapshot", by: str = "root@pam") -> None:
+        """vzdump begins, or waits for the one that runs."""
+        self.vzdump.begin(vmids, mode, by)
 
-    def backup_kill(self, archive_for: float = 0.0) -> None:
-        """kill -9 of the worker: flock free, stale pid file, locks stay, the archive process may live on (timelines 6c)."""
-        task, vmids = self.backups.pop(0)
-        self.stale_pid = task.upid
-        self.end_task(task, "unexpected status")
-        if archive_for:
-            self.archives |= set(vmids)
-            self.later(archive_for, lambda: self.archives.difference_update(vmids))
+    def backup_end(self, vmid: int | None = None, said: str = "OK") -> None:
+        """The archive is written: vzdump unlocks, cleans up, starts what it stopped, and its task ends."""
+        self.vzdump.end(vmid, said)
+
+    def backup_kill(self, vmid: int | None = None, archive_for: float = 0.0) -> None:
+        """kill -9 of vzdump's worker. archive_for: seconds that its archive process lives on."""
+        self.vzdump.kill(vmid, archive_for)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """vzdump's jobs; the first holds the flock."""
+        return self.vzdump.jobs
 
     def restart_pvedaemon(self) -> None:
         """Every task that the API began is cut off (timelines 10a)."""
         for task in list(self.tasks):
             self.end_task(task, "unexpected status")
 
-    # ------------------------------------------------------------------------------------------------ host
-
-    def boot_host(self) -> None:
-        """The host crashed and boots: all guests are down and PVE has not started any yet."""
-        self.boot += 1
-        self.boot_offset = 10.0 - self.now
-        self.pve_guests = UnitState("loaded", "activating", "start", "enabled")
-        for task in list(self.tasks):
-            self.end_task(task, "unexpected status")
-        self.backups.clear()
-        for guest in self.guests.values():
-            guest.running = False
-
-    def boot_over(self) -> None:
-        """pve-guests has started what onboot says, and `backup` locks are gone (pve-facts B4)."""
-        for guest in self.guests.values():
-            guest.lock = None if guest.lock == "backup" else guest.lock
-            if guest.onboot and guest.lock is None and self.is_here(guest):
-                self.power_on(guest.id.vmid)
-        self.pve_guests = UP
-
     # ------------------------------------------------------------------------------------------------ what the agent does
 
-    def effect(self, verb: str, vmid: int, result: str) -> None:
-        """Note what of the agent reached the world, and let the world react."""
-        self.effects.append((self.now, verb, vmid, result))
-        for wanted, of, delay, do in list(self.after):
-            if (wanted, of) == (verb, vmid):
-                self.later(delay, do)
+    def react(self, verb: str, vmid: int, delay: float, do: Callable[[], object]) -> None:
+        """Whenever that act of the agent reaches the world: do this, some seconds later or at once."""
+        self.reactions.append(Reaction(verb, vmid, delay, do))
 
-    def run_start(self, guest: SimGuest, by: str) -> SimTask:
-        """The worker of a start, as its script says."""
-        script = guest.start[min(guest.started, len(guest.start) - 1)]
+    def effect(self, door: str, verb: str, vmid: int | None, result: str) -> None:
+        """Note what of the agent reached the world, and let the world react."""
+        effect = Effect(self.now, door, verb, vmid, result)
+        self.effects.append(effect)
+        self.on_effect(effect)
+        for reaction in self.reactions:
+            if (reaction.verb, reaction.vmid) == (verb, vmid):
+                if reaction.delay:
+                    self.later(reaction.delay, reaction.do)
+                else:
+                    reaction.do()
+
+    def fail_next(self, verb: str, text: str) -> None:
+        """The next act of that kind by the agent fails with PVE's words."""
+        self.failures.append((verb, text))
+
+    def take_failure(self, verb: str) -> str | None:
+        """The failure that was ordered for an act, used up by it."""
+        for ordered in self.failures:
+            if ordered[0] == verb:
+                self.failures.remove(ordered)
+                return ordered[1]
+        return None
+
+    def asked_to_start(self, guest: SimGuest, by: str) -> tuple[SimTask | None, str]:
+        """PVE takes the agent's request; the guest's script says what comes of it. Returns the task, if any, and the effect's result."""
+        vmid, script = guest.id.vmid, guest.script()
         guest.started += 1
-        vmid = guest.id.vmid
-        if guest.ha is not None and guest.ha[0] != "ignored":
-            return self.task("hastart", str(vmid), by, said="OK")
+        ordered = self.take_failure("start")
+        if script == "lost before":
+            return None, "lost"
+        if guest.managed:
+            return self.task("hastart", str(vmid), by, said="OK"), "ok"
+        failure = ordered or self._start_failure(guest, script)
+        task = self.task(guest.task_type("start"), str(vmid), by)
+        if script != "hang" or failure is not None:
+            self.later(guest.start_takes, lambda: self._finish_start(guest, task, script, failure))
+        return task, "failed" if failure is not None else "lost" if script == "lost after" else "ok"
+
+    def _start_failure(self, guest: SimGuest, script: str) -> str | None:
         at_once = sum(1 for t in self.tasks if t.upid.type in ("vzstart", "qmstart"))
         if self.most_starts is not None and at_once >= self.most_starts:
-            script = f"fail: can't lock file '/run/lock/lxc/pve-config-{vmid}.lock' - got timeout"
-        task = self.task("vzstart" if guest.id.kind is GuestKind.LXC else "qmstart", str(vmid), by)
-        if script != "hang":
-            self.later(guest.start_takes, lambda: self._finish_start(guest, task, script))
-        return task
+            return f"can't lock file '/run/lock/lxc/pve-config-{guest.id.vmid}.lock' - got timeout"
+        if guest.running and guest.id.kind is GuestKind.QEMU:
+            return f"VM {guest.id.vmid} already running"
+        return script.removeprefix("fail: ") if script.startswith("fail: ") else self.obstacle(guest)
 
-    def _finish_start(self, guest: SimGuest, task: SimTask, script: str) -> None:
+    def _finish_start(self, guest: SimGuest, task: SimTask, script: str, failure: str | None) -> None:
         if task.said is not None:
             return
-        word, _, rest = script.partition(":")
-        noun = "CT" if guest.id.kind is GuestKind.LXC else "VM"
-        if guest.lock is not None:
-            self.end_task(task, f"{noun} is locked ({guest.lock})")
-        elif guest.running:
-            self.end_task(task, f"{noun} {guest.id.vmid} already running")
-        elif word == "fail":
-            self.end_task(task, rest.strip())
-        else:
-            self._come_up(guest, script)
-            self.end_task(task, f"WARNINGS: {rest.strip()}" if word == "warnings" else "OK")
+        if self.guests.get(guest.id.vmid) is not guest or not self.is_here(guest):
+            failure = f"Configuration file 'nodes/{self.node}/{guest.id}.conf' does not exist"
+        failure = failure or self.obstacle(guest)
+        if failure is None and guest.running:
+            failure = f"{guest.noun} {guest.id.vmid} already running"
+        if failure is None and script != "ok: stays stopped":
+            self.power_on(guest.id.vmid)
+            if script.startswith("flap "):
+                pid = guest.pid
+                self.later(float(script.split()[1]), lambda: self._flap(guest, pid))
+        self.end_task(task, failure or (script.replace("warnings", "WARNINGS") if script.startswith("warnings") else "OK"))
 
-    def _come_up(self, guest: SimGuest, script: str) -> None:
-        if script == "ok: stays stopped":
-            return
-        self.power_on(guest.id.vmid)
-        if script.startswith("flap "):
-            self.later(float(script.split()[1]), lambda: self.die(guest.id.vmid))
+    def _flap(self, guest: SimGuest, pid: int) -> None:
+        if guest.pid == pid:
+            guest.running = False
+
+    # ------------------------------------------------------------------------------------------------ views
+
+    def names(self) -> NodeNames:
+        """The files under `/etc/pve/nodes`; a stamp changes with every change of its file."""
+        return self.made("names", self._make_names)
+
+    def _make_names(self) -> NodeNames:
+        here = {g.id: f"{g.identity}/{g.edits}" for g in self.guests.values() if self.is_here(g)}
+        return NodeNames(here, {g.id: g.node for g in self.guests.values() if not self.is_here(g)})
+
+
+def _state(guest: SimGuest) -> str:
+    return guest.qmp if guest.running else "stopped"

@@ -1,0 +1,235 @@
+"""One guest of the simulated host: what PVE knows of it, what its configuration says, and what its starts do."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from guestward.config import duration
+from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest
+
+# What is written in the configuration file; a change of any of these changes the file.
+_IN_FILE = frozenset({"name", "onboot", "lock", "template", "startup", "storages", "tags", "protection", "snapshots", "identity", "note"})
+_PLAIN_STARTS = ("ok", "ok: stays stopped", "hang", "lost before", "lost after")
+
+
+@dataclass(slots=True)
+class SimGuest:
+    """A guest. ha: state as HA knows it, in a tuple because it may be None; None is not managed.
+
+    snapshots: name -> snapstate, "" for a whole one. start: what each start by the agent does, the last repeats. changed: called after
+    each change, with the name of what changed. shown: what `/cluster/resources` still shows, and until which broadcast.
+    """
+
+    id: GuestId
+    name: str
+    identity: str
+    changed: Callable[[SimGuest, str], None]
+    onboot: bool | str = True
+    running: bool = True
+    pool: str | None = "guestward"
+    node: str = "pve1"
+    lock: str | None = None
+    template: bool = False
+    startup: str = ""
+    storages: frozenset[str] = frozenset({"local"})
+    ha: tuple[str | None] | None = None
+    qmp: str = "running"
+    frozen: bool = False
+    tags: str = ""
+    protection: bool = False
+    snapshots: dict[str, str] = field(default_factory=dict)
+    replication: bool = False
+    since: float = -86400.0
+    pid: int = 0
+    no_pid: bool = False
+    start: tuple[str, ...] = ("ok",)
+    start_takes: float = 1.0
+    started: int = 0
+    note: str = ""
+    edits: int = 0
+    only_lock: bool = False
+    listed: ListedGuest | None = None
+    parsed: GuestConfig | None = None
+    shown: tuple[float, str] = (-1.0, "")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Everything that was derived from the old value is derived anew."""
+        if name in ("listed", "parsed", "shown", "edits"):
+            object.__setattr__(self, name, value)
+            return
+        told = hasattr(self, "parsed") and getattr(self, name) != value
+        if told:
+            self.changed(self, name)
+        object.__setattr__(self, name, value)
+        if told:
+            object.__setattr__(self, "listed", None)
+            if name in _IN_FILE:
+                object.__setattr__(self, "parsed", None)
+                object.__setattr__(self, "edits", self.edits + 1)
+
+    @property
+    def noun(self) -> str:
+        """How PVE's messages call it."""
+        return "CT" if self.id.kind is GuestKind.LXC else "VM"
+
+    @property
+    def managed(self) -> bool:
+        """Whether HA manages it for the purpose of a start (pve-facts G)."""
+        return self.ha is not None and self.ha[0] != "ignored"
+
+    def script(self) -> str:
+        """What the next start by the agent does."""
+        return self.start[min(self.started, len(self.start) - 1)]
+
+    def task_type(self, what: str) -> str:
+        """The type of a task about it: `vzstart`, `qmstart`."""
+        return ("vz" if self.id.kind is GuestKind.LXC else "qm") + what
+
+    def options(self) -> dict[str, str]:
+        """Its configuration, as `GET .../config` has it. A restore that was killed leaves the lock as the only line (timelines 8)."""
+        vmid, seed = self.id.vmid, zlib.crc32(self.identity.encode())
+        lock = {"lock": self.lock} if self.lock is not None else {}
+        if self.only_lock:
+            return {"digest": f"{self.edits:040x}", **lock}
+        disks = sorted(self.storages) or ["local"]
+        mac = ":".join(["BC", "24", "11", *(f"{seed >> shift & 255:02X}" for shift in (16, 8, 0))])
+        if self.id.kind is GuestKind.LXC:
+            own = {"hostname": self.name, "arch": "amd64", "ostype": "debian", "memory": "512", "swap": "0"}
+            own |= {"net0": f"name=eth0,bridge=vmbr0,hwaddr={mac},type=veth"}
+            names = ["rootfs", *(f"mp{i}" for i in range(len(disks) - 1))]
+            own |= {key: f"{disk}:{vmid}/vm-{vmid}-{seed:08x}-{key}.raw,size=8G" for key, disk in zip(names, disks, strict=True)}
+        else:
+            own = {"name": self.name, "cores": "1", "memory": "2048", "net0": f"virtio={mac},bridge=vmbr0"}
+            own |= {"smbios1": f"uuid=00000000-0000-4000-8000-{seed:012x}", "meta": f"creation-qemu=9.0.2,ctime={1_700_000_000 + seed}"}
+            own |= {f"scsi{i}": f"{disk}:{vmid}/vm-{vmid}-disk-{i}.raw,size=8G" for i, disk in enumerate(disks)}
+        optional = {"startup": self.startup, "tags": self.tags, "description": self.note}
+        own |= {key: value for key, value in optional.items() if value}
+        own |= {key: "1" for key in ("template", "protection") if getattr(self, key)}
+        if self.onboot is not False:
+            own["onboot"] = "1" if self.onboot is True else self.onboot
+        if "vzdump" in self.snapshots and self.id.kind is GuestKind.LXC:
+            own["parent"] = "vzdump"
+        return own | {"digest": f"{self.edits:040x}"} | lock
+
+    def config(self) -> GuestConfig:
+        """Its configuration, read as the agent reads PVE's answer."""
+        if self.parsed is None:
+            object.__setattr__(self, "parsed", GuestConfig.from_api(self.id.kind, self.options()))
+        assert self.parsed is not None  # noqa: S101 - just made
+        return self.parsed
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError("must be printable text")
+    return value
+
+
+def _onboot(value: object) -> dict[str, object]:
+    if not isinstance(value, bool) and not (isinstance(value, str) and value):
+        raise ValueError('must be true or false, or text as it stands in the file, like "yes"')
+    return {"onboot": value}
+
+
+def _status(value: object) -> dict[str, object]:
+    if value not in ("running", "stopped"):
+        raise ValueError('must be "running" or "stopped"')
+    return {"running": value == "running"}
+
+
+def _state(value: object) -> dict[str, object]:
+    """A state in which it runs: of QEMU, or frozen (pve-facts K)."""
+    known = ("running", "paused", "io-error", "prelaunch", "internal-error", "suspended", "guest-panicked", "frozen")
+    if value not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
+    return {"running": True, "qmp": "running" if value == "frozen" else value, "frozen": value == "frozen"}
+
+
+def _ha(value: object) -> dict[str, object]:
+    word = _text(value)
+    if word in ("off", ""):
+        return {"ha": None}
+    return {"ha": (None if word == "null" else word,)}
+
+
+def _storage(value: object) -> dict[str, object]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names):
+        raise ValueError("must be the name of a storage, or a list of names")
+    return {"storages": frozenset(names)}
+
+
+def _snapshots(value: object) -> dict[str, object]:
+    found: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else [None]:
+        if not isinstance(entry, dict) or not entry.keys() <= {"name", "state"} or not isinstance(entry.get("name"), str):
+            raise ValueError('must be a list like [{name = "vzdump", state = "prepare"}]; state may be left out')
+        found[entry["name"]] = _text(entry.get("state", ""))
+    return {"snapshots": found}
+
+
+def _start(value: object) -> dict[str, object]:
+    scripts = [value] if isinstance(value, str) else value
+    if not isinstance(scripts, list) or not scripts:
+        raise ValueError('must be a list with one entry an attempt, like ["fail: no space", "ok"]')
+    return {"start": tuple(start_script(script) for script in scripts), "started": 0}
+
+
+def start_script(value: object) -> str:
+    """Check one entry of `start`. Raises ValueError."""
+    text = _text(value)
+    if text in _PLAIN_STARTS or re.fullmatch(r"warnings: \d{1,6}", text) or re.fullmatch(r"fail: \S.*", text):
+        return text
+    if text.startswith("flap "):
+        return f"flap {duration(text.removeprefix('flap ').strip()):g}"
+    raise ValueError(f'{text!r} is none of {", ".join(_PLAIN_STARTS)}, "warnings: N", "fail: TEXT", "flap DURATION"')
+
+
+def _pool(value: object) -> dict[str, object]:
+    return {"pool": _text(value) or None}
+
+
+def _lock(value: object) -> dict[str, object]:
+    return {"lock": _text(value) or None}
+
+
+# One function a key: what it sets, or a ValueError that says what it should be.
+TRAITS: dict[str, Callable[[object], dict[str, object]]] = {
+    "onboot": _onboot,
+    "status": _status,
+    "pool": _pool,
+    "name": lambda value: {"name": _text(value)},
+    "lock": _lock,
+    "template": lambda value: {"template": _flag(value)},
+    "ha": _ha,
+    "tags": lambda value: {"tags": _text(value)},
+    "startup": lambda value: {"startup": _text(value)},
+    "protection": lambda value: {"protection": _flag(value)},
+    "snapshots": _snapshots,
+    "storage": _storage,
+    "identity": lambda value: {"identity": _text(value)},
+    "start": _start,
+    "start_takes": lambda value: {"start_takes": duration(value)},
+}
+LATER: dict[str, Callable[[object], dict[str, object]]] = {
+    **TRAITS,
+    "state": _state,
+    "replication": lambda value: {"replication": _flag(value)},
+}
+
+
+def traits(key: str, value: object, *, later: bool = False) -> dict[str, object]:
+    """Check one guest key of a scenario, and say which attributes it sets. later: for the verb `set`, which knows two more keys.
+
+    Raises KeyError for an unknown key, ValueError with a plain sentence for a wrong value.
+    """
+    return (LATER if later else TRAITS)[key](value)

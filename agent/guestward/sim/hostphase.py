@@ -1,0 +1,154 @@
+"""The host boots, is up, and goes down, and what PVE does with the guests then (pve-facts B4, H; timelines 11)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from guestward.model.guest import Startup
+from guestward.model.observation import UnitState
+from guestward.sim.guest import SimGuest
+from guestward.sim.tasks import SimTask
+
+if TYPE_CHECKING:
+    from guestward.sim.world import World
+
+UP = UnitState("loaded", "active", "exited", "enabled")
+BOOTING = UnitState("loaded", "activating", "start", "enabled")
+GOING_DOWN = UnitState("loaded", "deactivating", "stop", "enabled")
+UPTIME_AT_BOOT = 10.0
+START_TAKES = 1.0
+VM_UP = 3  # PVE's own delay after a VM that has no `up`
+
+
+@dataclass(slots=True)
+class Phases:
+    """Which phase the host is in. turn: counts phases, so that what an earlier one had planned does not happen any more."""
+
+    world: World
+    phase: str = "up"
+    turn: int = 0
+    bulk: list[SimTask] = field(default_factory=list)
+
+    def enter(self, phase: str) -> bool:
+        """`booting` (a crash, unless it boots already), `up`, `stopping`, `reboot`. Whether that was a boot of the host."""
+        if phase == self.phase or (phase == "up" and self.bulk and self.phase == "booting"):
+            return False
+        boots = phase in ("booting", "reboot")
+        if phase == "reboot":
+            self._shut_down()
+        if boots:
+            self._boot()
+        elif phase == "up":
+            self._up()
+        else:
+            self._stop()
+        return boots
+
+    def begin(self, phase: str) -> None:
+        """Be in a phase from the first second on; guests are as they are."""
+        world = self.world
+        if phase == "booting":
+            world.boot_offset, world.pve_guests = UPTIME_AT_BOOT, BOOTING
+        elif phase == "stopping":
+            world.system, world.pve_guests = "stopping", GOING_DOWN
+            self.bulk.append(world.task("stopall"))
+        self.phase = phase
+
+    def _boot(self) -> None:
+        """All guests are down, PVE has started none yet, and tasks were cut off. `/var/run` is empty."""
+        world = self.world
+        self.phase, self.turn = "booting", self.turn + 1
+        self.bulk.clear()
+        world.vzdump.crash()
+        for task in list(world.tasks):
+            world.end_task(task, "unexpected status")
+        for guest in world.guests.values():
+            if world.is_here(guest):
+                guest.running = False
+        world.boot += 1
+        world.boot_offset = UPTIME_AT_BOOT - world.now
+        world.pve_guests, world.system = BOOTING, "starting"
+        world.touch()
+
+    def _shut_down(self) -> None:
+        """A clean shutdown, all of it at once: `vzdump -stop`, then every guest is stopped by `stopall`."""
+        world = self.world
+        world.vzdump.interrupt()
+        for guest in self._here():
+            if guest.running:
+                world.task(guest.task_type("shutdown"), str(guest.id.vmid), said="OK")
+                guest.running = False
+
+    def _up(self) -> None:
+        world = self.world
+        was, self.turn = self.phase, self.turn + 1
+        world.system = "running"
+        world.touch()
+        if was == "booting":
+            self._startall()
+            return
+        self.phase = "up"
+        world.pve_guests = UP
+        self._end_bulk()
+
+    def _startall(self) -> None:
+        """PVE first takes away the `backup` locks of all guests, and no others; then it starts by order, with delays."""
+        world = self.world
+        for guest in self._here():
+            if guest.lock == "backup" and not guest.template:
+                guest.lock = None
+        self.bulk.append(world.task("startall"))
+        wanted = [g for g in self._here() if g.config().onboot and not g.template and not g.managed]
+        moment, turn = 0.0, self.turn
+        for guest in sorted(wanted, key=_rank):
+            moment += START_TAKES
+            world.later(moment, lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
+            moment += _delay(guest)
+        world.later(moment + 0.1, lambda: self._started(turn))
+
+    def _start(self, guest: SimGuest, turn: int) -> None:
+        if turn == self.turn and self.world.guests.get(guest.id.vmid) is guest:
+            self.world.start(guest.id.vmid)
+
+    def _started(self, turn: int) -> None:
+        if turn == self.turn:
+            self.phase, self.world.pve_guests = "up", UP
+            self._end_bulk()
+            self.world.touch()
+
+    def _stop(self) -> None:
+        """systemd stops: `stopall` takes one guest after the other down, last started first (pve-facts H)."""
+        world = self.world
+        self.phase, self.turn = "stopping", self.turn + 1
+        world.system, world.pve_guests = "stopping", GOING_DOWN
+        world.vzdump.interrupt()
+        self.bulk.append(world.task("stopall"))
+        world.touch()
+        running = sorted((g for g in self._here() if g.running), key=_rank, reverse=True)
+        for number, guest in enumerate(running):
+            world.later(float(number), lambda guest=guest, turn=self.turn: self._take_down(guest, turn))  # type: ignore[misc]
+
+    def _take_down(self, guest: SimGuest, turn: int) -> None:
+        if turn == self.turn and guest.running:
+            self.world.task(guest.task_type("shutdown"), str(guest.id.vmid), said="OK")
+            guest.running = False
+
+    def _end_bulk(self) -> None:
+        for task in self.bulk:
+            self.world.end_task(task, "OK")
+        self.bulk.clear()
+
+    def _here(self) -> Iterator[SimGuest]:
+        return (guest for guest in list(self.world.guests.values()) if self.world.is_here(guest))
+
+
+def _rank(guest: SimGuest) -> tuple[float, int]:
+    order = Startup.parse(guest.startup).order
+    return (math.inf if order is None else order, guest.id.vmid)
+
+
+def _delay(guest: SimGuest) -> int:
+    return Startup.parse(guest.startup).up or (VM_UP if guest.noun == "VM" else 0)

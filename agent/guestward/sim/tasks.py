@@ -1,0 +1,29 @@
+"""PVE's tasks: they run, end, are shown to those who may see them, and are rotated away (pve-facts C1, D5, D6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from guestward.model.task import Task, Upid, task_status
+
+KEPT = 2000  # index and index.1 hold about that many (pve-facts D6)
+
+
+@dataclass(slots=True)
+class SimTask:
+    """One task. said: its exit status, None while it runs."""
+
+    upid: Upid
+    said: str | None = None
+    ended_wall: int | None = None
+    row: Task | None = None
+
+    def as_row(self) -> Task:
+        """The row of a task list; the same object as long as nothing changes."""
+        if self.row is None:
+            self.row = Task(self.upid, task_status("running" if self.said is None else "stopped", self.said), self.ended_wall)
+        return self.row
+
+    def end(self, said: str, wall: int) -> None:
+        """The worker is gone; its log's last line says so."""
+        self.said, self.ended_wall, self.row = said, wall, None

@@ -1,0 +1,227 @@
+"""vzdump, step by step: lock, stop or snapshot, archive, unlock, clean-up, start (pve-facts C2-C6; timelines 4-7).
+
+A job takes the node's flock for its whole length; others wait for it with a running task. It saves one guest after the other, and only
+the one that it is at has a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from guestward.model.guest import GuestKind
+from guestward.model.task import Upid
+from guestward.sim.guest import SimGuest
+from guestward.sim.tasks import SimTask
+
+if TYPE_CHECKING:
+    from guestward.sim.world import World
+
+SNAPSHOT = "vzdump"
+STOPS_AFTER = 1.3  # a container that has stopped (timelines 4)
+STEP = 0.1  # from one lock to the next in snapshot mode
+WINDOW = 0.9  # stopped and unlocked before vzdump starts it again
+LONGEST_WAIT = 600.0  # for replication, before the snapshot is deleted
+
+
+@dataclass(slots=True)
+class Job:
+    """One vzdump task. todo: guests not saved yet. at: the one that it is at. stopped, started: what it did to that one itself."""
+
+    task: SimTask
+    mode: str
+    todo: list[int]
+    at: SimGuest | None = None
+    phase: str = "waiting"
+    stopped: bool = False
+    started: bool = False
+    said: str = "OK"
+    step: int = 0
+
+
+@dataclass(slots=True)
+class Vzdump:
+    """All jobs of the node. jobs: the first holds the flock, the others wait. stale: what `/var/run/vzdump.pid` was left with."""
+
+    world: World
+    jobs: list[Job] = field(default_factory=list)
+    stale: Upid | None = None
+    archives: set[int] = field(default_factory=set)
+    restarts: bool = True
+    window: float = WINDOW
+
+    @property
+    def running(self) -> Job | None:
+        """The job that holds the flock."""
+        return self.jobs[0] if self.jobs and self.jobs[0].phase != "waiting" else None
+
+    def job_of(self, vmid: int | None) -> Job | None:
+        """The job of a guest; without a VMID the oldest one."""
+        covered = (job for job in self.jobs if vmid is None or vmid in job.todo or (job.at is not None and job.at.id.vmid == vmid))
+        return next(covered, None)
+
+    def begin(self, vmids: tuple[int, ...], mode: str, by: str) -> None:
+        """A job begins; its task's id is empty when it is for more than one guest (pve-facts C1)."""
+        task = self.world.task("vzdump", str(vmids[0]) if len(vmids) == 1 else "", by)
+        self.jobs.append(Job(task, mode, list(vmids)))
+        self._next_job()
+
+    def end(self, vmid: int | None, said: str) -> None:
+        """The archive is written. With a VMID only that guest's: the job goes on with the next one."""
+        job = self.job_of(vmid)
+        if job is None:
+            return
+        job.said = said if said != "OK" else job.said
+        if vmid is not None and vmid in job.todo:
+            job.todo.remove(vmid)
+        if vmid is None:
+            job.todo.clear()
+        if job.at is None or (vmid is not None and job.at.id.vmid != vmid):
+            if not job.todo and job.at is None:
+                self._end_job(job)
+            return
+        if job.phase == "saving":
+            self._clean_up(job, job.at)
+
+    def kill(self, vmid: int | None, archive_for: float) -> None:
+        """kill -9 of the worker: flock free, pid file stale, locks and snapshot stay, the archive process may live on (timelines 6c)."""
+        job = self.job_of(vmid)
+        if job is None:
+            return
+        job.step += 1
+        self.jobs.remove(job)
+        if job.phase != "waiting":
+            self.stale = job.task.upid
+        self.world.end_task(job.task, "unexpected status")
+        if archive_for and job.at is not None:
+            saved = job.at.id.vmid
+            self.archives.add(saved)
+            self.world.later(archive_for, lambda: self.archives.discard(saved))
+        self._next_job()
+
+    def crash(self) -> None:
+        """The host went down: no job is left, and /var/run is empty after it."""
+        for job in self.jobs:
+            job.step += 1
+        self.jobs.clear()
+        self.archives.clear()
+        self.stale = None
+
+    def interrupt(self) -> None:
+        """`vzdump -stop` or SIGTERM: every job cleans up after itself and fails; the pid file stays (timelines 6a)."""
+        for job in self.jobs:
+            job.step += 1
+            if job.at is not None:
+                job.at.lock = None
+                job.at.snapshots = {name: state for name, state in job.at.snapshots.items() if name != SNAPSHOT}
+                self.stale = job.task.upid
+                if job.stopped:
+                    self.world.power_on(job.at.id.vmid)
+            self.world.end_task(job.task, "job errors")
+        self.jobs.clear()
+
+    # ---------------------------------------------------------------------------------------------- one job
+
+    def _next_job(self) -> None:
+        if self.jobs and self.jobs[0].phase == "waiting":
+            self._next_guest(self.jobs[0])
+
+    def _next_guest(self, job: Job) -> None:
+        """Lock the next guest that can be saved; one that is locked, or gone, makes the job fail and is left alone."""
+        job.phase, job.at, job.stopped, job.started = "saving", None, False, False
+        while job.todo:
+            guest = self.world.guests.get(job.todo.pop(0))
+            if guest is None or guest.lock is not None or guest.node != self.world.node:
+                job.said = "job errors"
+                continue
+            job.at, guest.lock = guest, "backup"
+            self._prepare(job, guest)
+            return
+        self._end_job(job)
+
+    def _end_job(self, job: Job) -> None:
+        job.phase, job.at = "ending", None
+        self._then(job, STEP, lambda: self._ended(job))
+
+    def _ended(self, job: Job) -> None:
+        self.jobs.remove(job)
+        self.stale = None if job.said == "OK" else job.task.upid
+        self.world.end_task(job.task, job.said)
+        self._next_job()
+
+    def _then(self, job: Job, delay: float, do: Callable[[], None]) -> None:
+        """The job's next step, unless something else has become of the job by then."""
+        job.step += 1
+        step = job.step
+        self.world.later(delay, lambda: do() if job.step == step else None)
+
+    def _prepare(self, job: Job, guest: SimGuest) -> None:
+        container = guest.id.kind is GuestKind.LXC
+        if job.mode == "stop" and guest.running:
+            self._then(job, STOPS_AFTER, lambda: self._stop(job, guest))
+        elif container and guest.running:
+            self._then(job, STEP, lambda: self._snapshot(job, guest))
+        elif not container and not guest.running:
+            self._then(job, STEP, lambda: self._start_paused(job, guest))
+
+    def _stop(self, job: Job, guest: SimGuest) -> None:
+        """A container by vzdump itself; a VM by a `qmshutdown` task, and it runs again as soon as its backup has begun (pve-facts C4)."""
+        if not guest.running:
+            return
+        if guest.id.kind is GuestKind.LXC:
+            job.stopped, guest.running = True, False
+            return
+        self.world.task("qmshutdown", str(guest.id.vmid), "root@pam", said="OK")
+        guest.running = False
+        self._then(job, 1.0, lambda: self._resume(guest))
+
+    def _resume(self, guest: SimGuest) -> None:
+        self.world.power_on(guest.id.vmid)
+
+    def _start_paused(self, job: Job, guest: SimGuest) -> None:
+        """A VM that was stopped runs, paused, for as long as it is saved."""
+        self.world.power_on(guest.id.vmid)
+        job.started, guest.qmp = True, "prelaunch"
+
+    def _snapshot(self, job: Job, guest: SimGuest) -> None:
+        guest.lock, guest.snapshots = "snapshot", {**guest.snapshots, SNAPSHOT: "prepare"}
+        self._then(job, STEP, lambda: self._snapshotted(guest))
+
+    def _snapshotted(self, guest: SimGuest) -> None:
+        guest.lock, guest.snapshots = "backup", {**guest.snapshots, SNAPSHOT: ""}
+
+    def _clean_up(self, job: Job, guest: SimGuest) -> None:
+        """Unlock first, whatever the lock is by now; then the snapshot; then start what it stopped itself."""
+        job.phase = "cleaning"
+        guest.lock = None
+        if guest.id.kind is GuestKind.LXC and SNAPSHOT in guest.snapshots:
+            self._then(job, STEP, lambda: self._delete_snapshot(job, guest, LONGEST_WAIT))
+        elif job.stopped:
+            self._then(job, self.window, lambda: self._start_again(job, guest))
+        else:
+            if job.started and guest.qmp == "prelaunch":
+                guest.running = False
+            self._then(job, STEP, lambda: self._next_guest(job))
+
+    def _start_again(self, job: Job, guest: SimGuest) -> None:
+        """Its own start, without a task; a guest that runs by then is left alone (pve-facts C3)."""
+        if self.restarts and guest.lock is None:
+            self.world.power_on(guest.id.vmid)
+        self._then(job, STEP, lambda: self._next_guest(job))
+
+    def _delete_snapshot(self, job: Job, guest: SimGuest, wait: float) -> None:
+        """While replication runs the guest stays unlocked with its snapshot, for up to 600 s (pve-facts C5)."""
+        if guest.replication and wait > 0:
+            self._then(job, 1.0, lambda: self._delete_snapshot(job, guest, wait - 1.0))
+            return
+        if guest.lock is not None or self.world.guests.get(guest.id.vmid) is not guest:
+            self._then(job, STEP, lambda: self._next_guest(job))
+            return
+        guest.lock, guest.snapshots = "snapshot-delete", {**guest.snapshots, SNAPSHOT: "delete"}
+        self._then(job, STEP, lambda: self._deleted(job, guest))
+
+    def _deleted(self, job: Job, guest: SimGuest) -> None:
+        guest.lock = None
+        guest.snapshots = {name: state for name, state in guest.snapshots.items() if name != SNAPSHOT}
+        self._then(job, STEP, lambda: self._next_guest(job))
