@@ -2,16 +2,19 @@
 PY := .venv/bin/python
 PYTEST := $(PY) $(if $(GUESTWARD_COVERAGE),-m coverage run -p )-m pytest
 
-.PHONY: demo test unit e2e mutants check lint types imports docs docs-check coverage versions bench clean help
+.PHONY: demo test unit scenarios e2e mutants check lint types imports docs docs-check coverage versions bench clean help
 
 demo: .venv/ready            ## watch the real agent at work on a stand-in PVE host (about a minute)
 	@$(PY) -m guestward demo
 
 test: .venv/ready            ## everything that must pass: unit, end to end, and the red proofs
-	@$(MAKE) --no-print-directory unit e2e mutants
+	@$(MAKE) --no-print-directory unit scenarios e2e mutants
 
 unit: .venv/ready            ## the fast tests
 	@$(PYTEST) tests/unit
+
+scenarios: .venv/ready       ## the golden scenarios; UPDATE=1 writes their logs anew
+	@$(if $(UPDATE),GUESTWARD_SCENARIOS=update )$(PYTEST) tests/scenarios
 
 e2e: .venv/ready             ## the real agent process against a PVE API over real HTTPS
 	@$(PYTEST) tests/e2e

@@ -79,9 +79,9 @@ class PowerWatch:
         state.gate = state.judge_gate(seen, holds)
         seen = self._ask_witnesses(seen, holds, deadline)
         self._decide_all(seen, holds, ran_before)
+        self.starter.queue(seen, only=None if counted else unconfirmed)
         self._after_look(seen, counted=counted)
         state.save()
-        self.starter.queue(seen, only=None if counted else unconfirmed)
         self.starter.begin_turns()
         return Result.INCOMPLETE if state.incomplete else Result.COMPLETE
 
@@ -92,9 +92,9 @@ class PowerWatch:
             return
         if state.node.boot_id:
             for memory in self.starter.in_flight():
-                self.starter.ended(
-                    memory, attempts.end(memory.attempts[-1], memory.attempts[-1].begun_at, Outcome.UNKNOWN, "the host went down")
-                )
+                attempt = memory.attempts[-1]
+                down = replace(memory, down_since=None)  # a moment of the boot before; how long it was down is not known
+                self.starter.ended(down, attempts.end(attempt, attempt.begun_at, Outcome.UNKNOWN, "the host went down"))
             state.memories = {id: recall.after_boot(memory) for id, memory in state.memories.items()}
         state.node = NodeMemory(boot_id=boot_id)
         state.save()

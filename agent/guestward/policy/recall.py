@@ -246,10 +246,12 @@ def settle(memory: GuestMemory, decision: Decision, obs: Observation, rules: Rul
 
 
 def _tell(memory: GuestMemory, decision: Decision, ran_before: bool) -> Iterator[Notice]:
-    """`guest_down` opens an episode, `guest_waiting` names each further guard once. A guest that is down on purpose is no episode."""
+    """`guest_down` opens an episode, `guest_waiting` names each further guard once. A guest that is down on purpose is no episode, but
+    that one has become deliberate is said.
+    """
     if decision.guard in memory.announced or decision.guard is Guard.START:
         return
-    if memory.onboot is False and not (decision.guard is Guard.ONBOOT_OFF and ran_before):
+    if memory.onboot is False and not (decision.guard is Guard.ONBOOT_OFF and (ran_before or memory.announced)):
         return
     kind = Event.GUEST_WAITING if memory.announced else Event.GUEST_DOWN
     cause = describe(memory.cause) if memory.cause_read else "the task history could not be read"

@@ -278,8 +278,8 @@ class SimPve:
 
     def _resources(self) -> Resources:
         visible = list(self._visible())
-        seen = self.may("Datastore.Audit", "/storage")
-        states = {name: StorageState.AVAILABLE if online else StorageState.OFFLINE for name, online in self.world.storages.items() if seen}
+        seen = [(name, online) for name, online in self.world.storages.items() if self.may("Datastore.Audit", f"/storage/{name}")]
+        states = {name: StorageState.AVAILABLE if online else StorageState.OFFLINE for name, online in seen}
         return Resources(
             listed=frozenset(g.id for g in visible),
             ha={g.id: g.ha[0] for g in visible if g.ha is not None},

@@ -20,7 +20,8 @@ class SimGuest:
     """A guest. ha: state as HA knows it, in a tuple because it may be None; None is not managed.
 
     snapshots: name -> snapstate, "" for a whole one. start: what each start by the agent does, the last repeats. changed: called after
-    each change, with the name of what changed. shown: what `/cluster/resources` still shows, and until which broadcast.
+    each change, with the name of what changed. shown: what `/cluster/resources` still shows, and until which broadcast. passing: what PVE's
+    live views show for a moment while it goes down or fails to start: `reset` (status 500), `no pid` or `starting` (runs, without a pid).
     """
 
     id: GuestId
@@ -45,6 +46,7 @@ class SimGuest:
     since: float = -86400.0
     pid: int = 0
     no_pid: bool = False
+    passing: str = ""
     start: tuple[str, ...] = ("ok",)
     start_takes: float = 1.0
     started: int = 0

@@ -107,7 +107,7 @@ class Phases:
             moment += START_TAKES
             world.later(moment, lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
             moment += _delay(guest)
-        world.later(moment + 0.1, lambda: self._started(turn))
+        world.later(moment + 0.1 + world.takes(START_TAKES), lambda: self._started(turn))
 
     def _start(self, guest: SimGuest, turn: int) -> None:
         if turn == self.turn and self.world.guests.get(guest.id.vmid) is guest:
@@ -133,8 +133,8 @@ class Phases:
 
     def _take_down(self, guest: SimGuest, turn: int) -> None:
         if turn == self.turn and guest.running:
-            self.world.task(guest.task_type("shutdown"), str(guest.id.vmid), said="OK")
-            guest.running = False
+            task = self.world.task(guest.task_type("shutdown"), str(guest.id.vmid))
+            self.world.take_down(guest, lambda: self.world.end_task(task, "OK"))
 
     def _end_bulk(self) -> None:
         for task in self.bulk:

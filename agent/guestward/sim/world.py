@@ -29,6 +29,8 @@ T = TypeVar("T")
 BOOTED = 100_000.0  # seconds since host boot at which a simulation begins
 EPOCH = 1_900_000_000.0
 BROADCAST, BROADCAST_AT = 10.0, 3.0  # pvestatd tells the cluster what runs every 10 s (pve-facts A1)
+FIRST_BROADCAST = 12.0  # after the boot of the host (timelines 11d)
+RESET, STOPS_IN, STARTS_IN, HOOK_FAILS_AFTER = 0.1, 0.9, 0.5, 0.3  # of a container, fine grained (timelines 1, 2, 5)
 GRANTS_POOL = ("VM.Audit", "VM.PowerMgmt", "Pool.Audit")
 GRANTS_SCRATCH = ("VM.Audit", "VM.PowerMgmt", "VM.Allocate", "VM.Config.Disk", "VM.Config.Options")
 
@@ -75,6 +77,7 @@ class World:
         self.storages: dict[str, bool] = {"local": True}
         self.unreadable: dict[str, str] = {}
         self.hidden: set[int] = set()  # VMIDs that the lists leave out although the pool names them
+        self.fine_grained = False  # whether others' starts and stops take their time, and show what PVE shows meanwhile
         self.most_starts: int | None = None  # more start tasks at once than this wait for a lock in vain (C76)
         self.effects: list[Effect] = []
         self.on_effect: Callable[[Effect], None] = lambda effect: None
@@ -284,7 +287,48 @@ class World:
 
     def die(self, vmid: int) -> None:
         """The guest ends by itself: no task tells."""
-        self.guests[vmid].running = False
+        self._end(self.guests[vmid])
+
+    def _end(self, guest: SimGuest) -> None:
+        """At once. Fine grained, PVE cannot list containers for 0.1 s after it: one that dies hides them all (timelines 2)."""
+        if guest.running:
+            guest.running = False
+            self._pass(guest, "reset", RESET)
+
+    def takes(self, seconds: float) -> float:
+        """How long something of others takes that is at once unless the world is fine grained."""
+        return seconds if self.fine_grained else 0.0
+
+    def _soon(self, delay: float, do: Callable[[], object]) -> None:
+        if self.takes(delay):
+            self.later(delay, do)
+        else:
+            do()
+
+    def _pass(self, guest: SimGuest, what: str, seconds: float) -> None:
+        """Fine grained, the live views of a container show that for a moment."""
+        if self.fine_grained and guest.id.kind is GuestKind.LXC:
+            guest.passing = what
+            self.later(seconds, lambda: self._passed(guest, what))
+
+    def _passed(self, guest: SimGuest, what: str) -> None:
+        if guest.passing == what:
+            guest.passing = ""
+
+    def take_down(self, guest: SimGuest, then: Callable[[], object] = lambda: None) -> None:
+        """PVE stops a guest. Fine grained, a container takes 0.9 s for it: PVE cannot list it, then it has no pid (timelines 1, 6c)."""
+        pid = guest.pid
+        if guest.id.kind is GuestKind.LXC and self.fine_grained:
+            self._pass(guest, "reset", RESET)
+            self.later(RESET, lambda: self._pass(guest, "no pid", STOPS_IN - RESET) if guest.running and guest.pid == pid else None)
+            self.later(STOPS_IN, lambda: self._downed(guest, pid, then))
+        else:
+            self._downed(guest, pid, then)
+
+    def _downed(self, guest: SimGuest, pid: int, then: Callable[[], object]) -> None:
+        if guest.pid == pid:
+            guest.passing, guest.running = "", False
+        then()
 
     def power_on(self, vmid: int) -> None:
         """The guest runs from now on."""
@@ -299,9 +343,11 @@ class World:
         guest = self.guests[vmid]
         if not guest.running:
             return
-        refused = f"{guest.noun} is locked ({guest.lock})" if guest.lock is not None else "OK"
-        self.task(guest.task_type("stop"), str(vmid), by, said=refused)
-        guest.running = guest.lock is not None
+        task = self.task(guest.task_type("stop"), str(vmid), by)
+        if guest.lock is None:
+            self.take_down(guest, lambda: self.end_task(task, "OK"))
+        else:
+            self.end_task(task, f"{guest.noun} is locked ({guest.lock})")
 
     def start(self, vmid: int, by: str = "root@pam") -> None:
         """Somebody else starts the guest; of the script of its starts nothing is used up."""
@@ -311,8 +357,14 @@ class World:
         task = self.task(guest.task_type("start"), str(vmid), by)
         obstacle = self.obstacle(guest)
         if obstacle is None:
-            self.power_on(vmid)
-        self.end_task(task, obstacle or "OK")
+            self._soon(STARTS_IN, lambda: self._start_ended(guest, task))
+        else:
+            self.end_task(task, obstacle)
+
+    def _start_ended(self, guest: SimGuest, task: SimTask) -> None:
+        if task.said is None and self.guests.get(guest.id.vmid) is guest:
+            self.power_on(guest.id.vmid)
+        self.end_task(task, "OK")
 
     def obstacle(self, guest: SimGuest) -> str | None:
         """Why PVE's own start of it fails, in PVE's words; None when nothing is in the way."""
@@ -337,8 +389,19 @@ class World:
             self.end_task(task, f"VM is locked ({guest.lock})" if guest.lock is not None else "OK")
             if guest.lock is not None:
                 return
-        guest.running = False
-        self.later(1.0, lambda: self._back(guest, task if container else None))
+        if how == "inside":
+            self._end(guest)
+            self._back_soon(guest, None)
+        else:
+            self.take_down(guest, lambda: self._back_soon(guest, task if container else None))
+
+    def _back_soon(self, guest: SimGuest, task: SimTask | None) -> None:
+        """A start that the pre-start hook refuses is over sooner; fine grained, the container seems to run meanwhile (timelines 5a)."""
+        if self.fine_grained and self.obstacle(guest) is not None:
+            self.later(HOOK_FAILS_AFTER, lambda: self._pass(guest, "starting", RESET))
+            self.later(HOOK_FAILS_AFTER + RESET, lambda: self._back(guest, task))
+        else:
+            self.later(1.0, lambda: self._back(guest, task))
 
     def _back(self, guest: SimGuest, task: SimTask | None) -> None:
         vmid = guest.id.vmid
