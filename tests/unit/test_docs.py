@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -11,9 +12,11 @@ from types import ModuleType
 
 import pytest
 
-from guestward import config
+from guestward import cli, config
 from guestward.adapters.metrics import METRICS
 from guestward.model.events import all_events
+from guestward.sim.guest import TRAITS
+from guestward.sim.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +59,9 @@ def test_everything_is_on_its_page(generator: ModuleType) -> None:
         assert f"| `{event.name}` |" in pages["events.md"]
     for metric in METRICS:
         assert f"| `guestward_{metric.name}` |" in pages["metrics.md"]
+    for verb in VERBS.values():
+        form = verb.form.replace("|", "\\|")
+        assert f"| `{form}` |" in pages["scenario-verbs.md"]
 
 
 def test_the_defaults_are_toml_that_is_accepted(generator: ModuleType) -> None:
@@ -69,3 +75,24 @@ def test_the_defaults_are_toml_that_is_accepted(generator: ModuleType) -> None:
     lines.insert(1, 'token_id = "a@pve!agent"')
     parsed = config.parse(tomllib.loads("\n".join(lines)), Path("x"))
     assert parsed == config.Config(pve=config.PveSection(token_id="a@pve!agent"), file=Path("x"))
+
+
+def test_the_example_of_a_simulation_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(toml|sh|)\n(.*?)```", page, re.DOTALL)
+    example, output, refused, race = (blocks[i][1] for i in (0, 1, 3, 4))
+    monkeypatch.chdir(tmp_path)
+    Path("incident.toml").write_text(example)
+    assert cli.main(["simulate", "incident.toml"]) == 0
+    assert capsys.readouterr().out == output
+    Path("incident.toml").write_text(example.replace("die 101", "dye 101"))
+    assert cli.main(["simulate", "incident.toml"]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == refused.strip()
+    Path("incident.toml").write_text(example + race)
+    assert cli.main(["simulate", "incident.toml"]) == 0
+
+
+def test_every_key_of_a_guest_is_on_the_page_of_simulations() -> None:
+    page = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    keys = {key for line in page.splitlines() if line.startswith("| `") for key in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert {"vmid", "kind", *TRAITS} <= keys

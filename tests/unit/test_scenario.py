@@ -403,3 +403,7 @@ def test_one_scenario_makes_many_simulations_that_are_alike(tmp_path: Path) -> N
     other.run(600)
     assert one.stream == other.stream
     assert one.starts() == other.starts() != []
+
+
+def test_every_simulation_is_watched(tmp_path: Path) -> None:
+    assert len(read(tmp_path, GUEST).simulation().monitors) > 1

@@ -94,7 +94,10 @@ class Scenario:
     reactions: tuple[ReactionEntry, ...] = ()
 
     def simulation(self, monitors: Sequence[Monitor] = ()) -> Simulation:
-        """Agent and world at their first second, with all that is to happen to them. Its run may raise ScenarioError."""
+        """Agent and world at their first second, with all that is to happen to them. Its run may raise ScenarioError.
+
+        monitors: besides the standard ones.
+        """
         token_id = str(self.settings["pve"]["token_id"])
         world = World(node=self.host.node, token_id=token_id, version=self.host.version)
         world.quorate = self.host.quorate

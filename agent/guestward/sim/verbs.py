@@ -7,7 +7,6 @@ wrong with the words is said with the verb's usage; words that nobody took are r
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import shlex
 import tomllib
@@ -294,9 +293,11 @@ def _restore(words: Words) -> Act:
     return lambda sim: sim.world.restore(guest, by, killed=killed)
 
 
-@verb("lock", "VMID KIND", f"The configuration is locked. KIND is one of {', '.join(LOCKS)}.")
+@verb("lock", "VMID KIND", f"The configuration is locked. PVE's kinds are {', '.join(LOCKS)}; any other word is a kind nobody knows.")
 def _lock(words: Words) -> Act:
-    guest, kind = words.guest(), words.choice("KIND of lock", LOCKS)
+    guest, kind = words.guest(), words.word("KIND of lock", re.compile(r"[a-z][a-z-]*"))
+    if kind not in LOCKS and guess(kind, LOCKS):
+        raise VerbError(f"{quoted(kind)} is no KIND of lock{guess(kind, LOCKS)}")
     return lambda sim: sim.world.lock(guest, kind)
 
 
@@ -309,8 +310,8 @@ def _unlock(words: Words) -> Act:
 @verb(
     "set",
     "VMID KEY=VALUE",
-    "Any key of `[[guest]]` changes, or `state` (`paused`, `io-error`, `prelaunch`, `frozen`, `running`), or `replication`. VALUE is "
-    'TOML, as in `onboot=false` or `storage=["nas", "local"]`; a single word needs no quotes.',
+    "Any key of `[[guest]]` changes, or `state` (`paused`, `io-error`, `prelaunch`, `frozen` ..., or `running` again), or `replication`. "
+    'VALUE is TOML, as in `onboot=false` or `storage=["nas", "local"]`; a single word needs no quotes.',
     raw=True,
 )
 def _set(words: Words) -> Act:
@@ -482,34 +483,30 @@ def _api_answer(words: Words) -> Act:
 
 @verb("helper down", "", "The root helper cannot be reached.")
 def _helper_down(_: Words) -> Act:
-    return lambda sim: _helper(sim, is_down=True)
+    return lambda sim: sim.world.helper.down()
 
 
 @verb("helper up", "", "The root helper works again, and at once.")
 def _helper_up(_: Words) -> Act:
-    return _helper
+    return lambda sim: sim.world.helper.up()
 
 
 @verb("helper slow", "DURATION", "The root helper takes so long.")
 def _helper_slow(words: Words) -> Act:
     seconds = words.seconds()
-    return lambda sim: _helper(sim, delay=seconds)
+    return lambda sim: sim.world.helper.slow(seconds)
 
 
 @verb("helper hang", "", "The root helper takes requests and never answers.")
 def _helper_hang(_: Words) -> Act:
-    return lambda sim: _helper(sim, delay=math.inf)
-
-
-def _helper(sim: Simulation, *, is_down: bool = False, delay: float = 0.0) -> None:
-    sim.world.helper.is_down, sim.world.helper.delay = is_down, delay
+    return lambda sim: sim.world.helper.hang()
 
 
 @verb(
     "host",
     "booting|up|stopping|reboot",
-    "`booting`: the host begins to boot and PVE has started no guest yet. `up`: boot is over; after `booting` PVE starts its onboot guests "
-    "first. `stopping`: systemd stops the host. `reboot`: all of it.",
+    "`booting`: the host went down hard and boots; all guests are down, and PVE has started none yet. `up`: boot is over; after `booting` "
+    "PVE starts the guests with `onboot` first. `stopping`: systemd stops the host. `reboot`: all guests are shut down, and it boots.",
 )
 def _host(words: Words) -> Act:
     phase = words.choice("phase of a host", ("booting", "up", "stopping", "reboot"))
