@@ -23,6 +23,8 @@ from guestward.sim.world import World
 
 T = TypeVar("T")
 ARCHIVE_PAGE = 500
+RESET = "500 failed to read from command socket: Connection reset by peer"  # while a container goes down (timelines 2, 6c)
+_PREFIX = {GuestKind.LXC: "vz", GuestKind.QEMU: "qm"}
 LOST = frozenset({502, 503, 504, *range(595, 600)})  # pveproxy's own word, not PVE's (pve-facts D4)
 
 
@@ -221,7 +223,10 @@ class SimPve:
         return self._ask("GET", f"/nodes/{world.node}/{kind.value}", deadline, lambda: world.made(kind, lambda: self._list(kind)))
 
     def _list(self, kind: GuestKind) -> dict[GuestId, ListedGuest]:
-        return {g.id: self._listed(g) for g in self._visible() if g.id.kind is kind and g.id.vmid not in self.world.hidden}
+        world = self.world
+        if kind is GuestKind.LXC and any(g.passing == "reset" for g in world.guests.values() if world.is_here(g)):
+            raise PveRefused(f"GET /nodes/{self.node}/lxc: {RESET}", 500)
+        return {g.id: self._listed(g) for g in self._visible() if g.id.kind is kind and g.id.vmid not in world.hidden}
 
     def _visible(self) -> Iterable[SimGuest]:
         world = self.world
@@ -229,18 +234,17 @@ class SimPve:
 
     def _listed(self, guest: SimGuest) -> ListedGuest:
         if guest.listed is None:
-            pid = guest.pid if guest.running and not guest.no_pid else None
+            running = guest.running or guest.passing == "starting"
+            pid = guest.pid if running and not (guest.no_pid or guest.passing) else None
             up_since = self.world.boot_offset + guest.since if guest.running else None
-            guest.listed = ListedGuest(guest.id, guest.name, guest.running, pid, up_since, guest.lock, guest.template)
+            guest.listed = ListedGuest(guest.id, guest.name, running, pid, up_since, guest.lock, guest.template)
         return guest.listed
 
     def members(self, pool: str, *, deadline: float) -> tuple[Member, ...]:
-        """The pool, on whatever node; what it says of a status is up to 10 s old."""
+        """The pool, on whatever node; what it says of a status is up to 10 s old. Asked so it tells without any privilege (recorded)."""
         world = self.world
 
         def answer() -> tuple[Member, ...]:
-            if not self.may("Pool.Audit", f"/pool/{pool}"):
-                raise PveRefused(f"GET /pools: 403 Permission check failed (/pool/{pool}, Pool.Audit)", 403)
             shown = world.made("shown", lambda: max((g.shown[0] for g in world.guests.values()), default=-1.0))
             if world.now < shown:
                 return self._members(pool)
@@ -289,12 +293,22 @@ class SimPve:
 
     def _find(self, guest: GuestId, privilege: str) -> SimGuest:
         """Permission is checked before existence (pve-facts, request life-cycle)."""
+        self._check(guest, privilege)
+        found = self._here(guest)
+        if found is None:
+            raise PveRefused(f"500 {self._no_file(guest)}", 500)
+        return found
+
+    def _check(self, guest: GuestId, privilege: str) -> None:
         if not self.may(privilege, f"/vms/{guest.vmid}"):
             raise PveRefused(f"403 Permission check failed (/vms/{guest.vmid}, {privilege})", 403)
+
+    def _here(self, guest: GuestId) -> SimGuest | None:
         found = self.world.guests.get(guest.vmid)
-        if found is None or found.id != guest or not self.world.is_here(found):
-            raise PveRefused(f"500 Configuration file 'nodes/{self.node}/{_folder(guest)}/{guest.vmid}.conf' does not exist", 500)
-        return found
+        return found if found is not None and found.id == guest and self.world.is_here(found) else None
+
+    def _no_file(self, guest: GuestId) -> str:
+        return f"Configuration file 'nodes/{self.node}/{_folder(guest)}/{guest.vmid}.conf' does not exist"
 
     def config(self, guest: GuestId, *, deadline: float) -> GuestConfig:
         """The configuration of one guest."""
@@ -306,6 +320,8 @@ class SimPve:
 
     def _live(self, guest: GuestId) -> LiveStatus:
         found = self._find(guest, "VM.Audit")
+        if found.passing == "reset":
+            raise PveRefused(RESET, 500)
         listed = self._listed(found)
         qmp = None if guest.kind is GuestKind.LXC else found.qmp if found.running else "stopped"
         return LiveStatus(listed.running, listed.pid, int(listed.uptime(self.world.boottime)), listed.lock, qmp, found.managed)
@@ -317,6 +333,8 @@ class SimPve:
     def _task(self, upid: Upid) -> TaskStatus:
         for task in (*self.world.tasks, *self.world.archive):
             if task.upid == upid:
+                if upid.user != self.token_id and not self.may("Sys.Audit", f"/nodes/{self.node}"):
+                    raise PveRefused(f"403 Permission check failed (/nodes/{self.node}, Sys.Audit)", 403)
                 return task_status("running" if task.said is None else "stopped", task.said)
         return Unknown("rotated away or unknown")
 
@@ -338,12 +356,16 @@ class SimPve:
         return upid
 
     def _start(self, guest: GuestId, *, lost: bool) -> Upid:
-        """In PVE's order: permission, existence, quorum; that a container runs is said at once, that a VM does by its task (D1, D2)."""
-        found = self._find(guest, "VM.PowerMgmt")
+        """In PVE's order: permission, a container that runs, quorum; all else, even that it does not exist, its task says (D1, D2)."""
+        self._check(guest, "VM.PowerMgmt")
+        found = self._here(guest)
+        if found is not None and found.running and guest.kind is GuestKind.LXC:
+            raise PveRefused(f"500 CT {guest.vmid} already running", 500)
         if not self.world.quorate:
             raise PveRefused("500 cluster not ready - no quorum?", 500)
-        if found.running and guest.kind is GuestKind.LXC:
-            raise PveRefused(f"500 CT {guest.vmid} already running", 500)
+        if found is None:
+            self._effect("start", guest, "lost" if lost else "failed")
+            return self.world.task(f"{_PREFIX[guest.kind]}start", str(guest.vmid), self.token_id, said=self._no_file(guest)).upid
         task, result = self.world.asked_to_start(found, self.token_id)
         self._effect("start", guest, "lost" if lost else result)
         if task is None or result == "lost":

@@ -112,7 +112,7 @@ class SimGuest:
         own |= {key: "1" for key in ("template", "protection") if getattr(self, key)}
         if self.onboot is not False:
             own["onboot"] = "1" if self.onboot is True else self.onboot
-        if "vzdump" in self.snapshots and self.id.kind is GuestKind.LXC:
+        if self.snapshots.get("vzdump", "prepare") != "prepare" and self.id.kind is GuestKind.LXC:
             own["parent"] = "vzdump"
         return own | {"digest": f"{self.edits:040x}"} | lock
 

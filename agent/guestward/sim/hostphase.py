@@ -20,6 +20,7 @@ BOOTING = UnitState("loaded", "activating", "start", "enabled")
 GOING_DOWN = UnitState("loaded", "deactivating", "stop", "enabled")
 UPTIME_AT_BOOT = 10.0
 START_TAKES = 1.0
+STARTS_IN = 0.5  # of which fine grained, from its task to running (timelines 1a)
 VM_UP = 3  # PVE's own delay after a VM that has no `up`
 
 
@@ -68,6 +69,7 @@ class Phases:
         for guest in world.guests.values():
             if world.is_here(guest):
                 guest.running = False
+        world.forget_shown()
         world.boot += 1
         world.boot_offset = UPTIME_AT_BOOT - world.now
         world.pve_guests, world.system = BOOTING, "starting"
@@ -105,7 +107,7 @@ class Phases:
         moment, turn = 0.0, self.turn
         for guest in sorted(wanted, key=_rank):
             moment += START_TAKES
-            world.later(moment, lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
+            world.later(moment - world.takes(STARTS_IN), lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
             moment += _delay(guest)
         world.later(moment + 0.1 + world.takes(START_TAKES), lambda: self._started(turn))
 

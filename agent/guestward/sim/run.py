@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from guestward import __version__
 from guestward.config import Config, parse
@@ -15,43 +16,22 @@ from guestward.model.events import Event
 from guestward.model.memory import Hold
 from guestward.sim.doors import AgentGone, Life, SimClock, SimJournal, SimPve, SimStore, SimWitness, Wire
 from guestward.sim.log import Effect, Entry, Logged, Violation
+from guestward.sim.monitors import standard_monitors
+from guestward.sim.monitors.base import BrokenError, Monitor
+from guestward.sim.monitors.past import Past
 from guestward.sim.world import World
+
+__all__ = ["FOLLOW_EVERY", "BrokenError", "Monitor", "Simulation"]
 
 FOLLOW_EVERY = 1.0
 
 
-class BrokenError(BaseException):
-    """An invariant does not hold. A BaseException, so that no duty can catch it."""
-
-    def __init__(self, invariant: str, rule: str, message: str) -> None:
-        """invariant: its name; rule: what it says; message: what happened instead."""
-        super().__init__(message)
-        self.invariant, self.rule, self.message = invariant, rule, message
-
-
-class Monitor(Protocol):
-    """Watches a run. Each method may raise BrokenError; nothing else may leave it."""
-
-    def effect(self, effect: Effect) -> None:
-        """Something of the agent reached the world; the world is still as it was when the request arrived, or already changed by it."""
-        ...
-
-    def event(self, logged: Logged) -> None:
-        """The agent said something."""
-        ...
-
-    def looked(self, job: str) -> None:
-        """The agent ended one of its jobs: sweep, confirm or follow."""
-        ...
-
-    def end(self) -> None:
-        """The run is over."""
-        ...
-
-
 @dataclass(slots=True)
 class Simulation:
-    """One agent on one world. `run` may be called again and again. due: when which job is due, in seconds since host boot."""
+    """One agent on one world. `run` may be called again and again. due: when which job is due, in seconds since host boot.
+
+    monitors: those that are wanted besides the standard ones, which are in force unless monitored is False.
+    """
 
     world: World = field(default_factory=World)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -63,6 +43,8 @@ class Simulation:
     watch: PowerWatch | None = field(init=False, default=None)
     stream: list[Entry] = field(default_factory=list)
     monitors: Sequence[Monitor] = ()
+    monitored: bool = True
+    past: Past | None = field(init=False, default=None)
     violation: Violation | None = None
     wire: Wire = field(default_factory=Wire)
     life: Life = field(default_factory=Life)
@@ -79,6 +61,9 @@ class Simulation:
         self.world.phases.begin(self.phase)
         self.world.on_effect = self._effect
         self.journal = SimJournal(self.world, self._event)
+        if self.monitored:
+            self.past = Past(self)
+            self.monitors = (*standard_monitors(self.past), *self.monitors)
         self.start()
 
     # ------------------------------------------------------------------------------------------------ the agent
@@ -90,7 +75,8 @@ class Simulation:
         clock = SimClock(world, self.life)
         self.due = {"sweep": clock.boottime()}
         self.started_at = world.now
-        self.watch = PowerWatch(Env(clock, self.pve, SimWitness(world), self.store, self.journal, self.config))
+        env = Env(clock, self.pve, SimWitness(world), self.store, self.journal, self.config)
+        self.watch = PowerWatch(env if self.past is None else self.past.listens_to(env))
         interval = self.config.watchdog.interval
         self.journal.emit(
             Event.DAEMON_STARTED,
@@ -112,7 +98,7 @@ class Simulation:
     def restart(self) -> None:
         """Stop it as systemd does, if it lives, and start it again."""
         if self.watch is not None:
-            in_flight = [str(memory.id) for memory in self.watch.starter.in_flight()]
+            in_flight = len(self.watch.starter.in_flight())
             self.journal.emit(Event.DAEMON_STOPPING, message="asked to end", signal="SIGTERM", in_flight=in_flight)
             self.kill()
         self.start()
@@ -171,7 +157,12 @@ class Simulation:
                 self._run_job()
 
     def _next_due(self) -> float | None:
-        return min(self.due.values()) - self.world.boot_offset if self.due else None
+        """In virtual seconds: a moment at which the boot clock has reached it, however the difference was rounded."""
+        if not self.due:
+            return None
+        due = min(self.due.values())
+        moment = due - self.world.boot_offset
+        return moment if moment + self.world.boot_offset >= due else moment + max(math.ulp(due), math.ulp(moment))
 
     def _run_job(self) -> None:
         watch, now = self.watch, self.world.boottime

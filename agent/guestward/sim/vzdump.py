@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from guestward.sim.world import World
 
 SNAPSHOT = "vzdump"
-STOPS_AFTER = 1.3  # a container that has stopped (timelines 4)
+STOPS_AFTER = 1.1  # a container that has stopped (timelines 3, 6e)
 STEP = 0.1  # from one lock to the next in snapshot mode
 WINDOW = 0.9  # stopped and unlocked before vzdump starts it again
+STOPS_IN = 0.9  # of which fine grained, from running without a pid to stopped
 LONGEST_WAIT = 600.0  # for replication, before the snapshot is deleted
 
 
@@ -100,6 +101,16 @@ class Vzdump:
             self.world.later(archive_for, lambda: self.archives.discard(saved))
         self._next_job()
 
+    def abort(self) -> None:
+        """SIGTERM to the workers, as `DELETE /tasks/UPID` and a restart of pvedaemon send it: all clean up and fail (timelines 6a, 10a)."""
+        for job in self.jobs:
+            job.said = "job errors"
+            job.todo.clear()
+            if job.at is None:
+                self._end_job(job)
+            elif job.phase == "saving":
+                self._clean_up(job, job.at)
+
     def crash(self) -> None:
         """The host went down: no job is left, and /var/run is empty after it."""
         for job in self.jobs:
@@ -159,7 +170,7 @@ class Vzdump:
     def _prepare(self, job: Job, guest: SimGuest) -> None:
         container = guest.id.kind is GuestKind.LXC
         if job.mode == "stop" and guest.running:
-            self._then(job, STOPS_AFTER, lambda: self._stop(job, guest))
+            self._then(job, STOPS_AFTER - self.world.takes(STOPS_IN), lambda: self._stop(job, guest))
         elif container and guest.running:
             self._then(job, STEP, lambda: self._snapshot(job, guest))
         elif not container and not guest.running:
@@ -170,7 +181,8 @@ class Vzdump:
         if not guest.running:
             return
         if guest.id.kind is GuestKind.LXC:
-            job.stopped, guest.running = True, False
+            job.stopped = True
+            self.world.take_down(guest)
             return
         self.world.task("qmshutdown", str(guest.id.vmid), "root@pam", said="OK")
         guest.running = False
@@ -206,7 +218,7 @@ class Vzdump:
 
     def _start_again(self, job: Job, guest: SimGuest) -> None:
         """Its own start, without a task; a guest that runs by then is left alone (pve-facts C3)."""
-        if self.restarts and guest.lock is None:
+        if self.restarts and self.world.obstacle(guest) is None:
             self.world.power_on(guest.id.vmid)
         self._then(job, STEP, lambda: self._next_guest(job))
 

@@ -1,7 +1,7 @@
 """A PVE node in virtual time. What people, guests and PVE itself do to it are its verbs; each changes the world at once.
 
-It behaves as `pve-facts.md` and the recordings say; where it is simpler, `docs/simulate.md` tells. A verb whose state is there already
-changes nothing.
+It behaves as `pve-facts.md` and the recordings say; where it is simpler, `docs/simulated-host.md` tells. A verb whose state is there
+already changes nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from guestward.sim.acl import Acl
 from guestward.sim.api import ApiState
 from guestward.sim.guest import SimGuest, traits
 from guestward.sim.helper import HelperState
-from guestward.sim.hostphase import UP, Phases
+from guestward.sim.hostphase import STARTS_IN, UP, Phases
 from guestward.sim.log import Effect
 from guestward.sim.tasks import KEPT, SimTask
-from guestward.sim.vzdump import Job, Vzdump
+from guestward.sim.vzdump import STOPS_IN, Job, Vzdump
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ BOOTED = 100_000.0  # seconds since host boot at which a simulation begins
 EPOCH = 1_900_000_000.0
 BROADCAST, BROADCAST_AT = 10.0, 3.0  # pvestatd tells the cluster what runs every 10 s (pve-facts A1)
 FIRST_BROADCAST = 12.0  # after the boot of the host (timelines 11d)
-RESET, STOPS_IN, STARTS_IN, HOOK_FAILS_AFTER = 0.1, 0.9, 0.5, 0.3  # of a container, fine grained (timelines 1, 2, 5)
+RESET, HOOK_FAILS_AFTER, RESTORES_IN = 0.1, 0.3, 0.3  # of a container, fine grained (timelines 1, 2, 5, 8a)
 GRANTS_POOL = ("VM.Audit", "VM.PowerMgmt", "Pool.Audit")
 GRANTS_SCRATCH = ("VM.Audit", "VM.PowerMgmt", "VM.Allocate", "VM.Config.Disk", "VM.Config.Options")
 
@@ -81,6 +81,7 @@ class World:
         self.most_starts: int | None = None  # more start tasks at once than this wait for a lock in vain (C76)
         self.effects: list[Effect] = []
         self.on_effect: Callable[[Effect], None] = lambda effect: None
+        self.watchers: list[Callable[[SimGuest, str], None]] = []  # called right before an attribute of a guest changes
         self.failures: list[tuple[str, str]] = []
         self.reactions: list[Reaction] = []
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
@@ -192,15 +193,25 @@ class World:
         return guest
 
     def _changed(self, guest: SimGuest, what: str) -> None:
+        for watcher in self.watchers:
+            watcher(guest, what)
         self.touch()
         if what in ("running", "qmp"):
             self._remember_shown(guest)
 
     def _remember_shown(self, guest: SimGuest) -> None:
         """Until its next broadcast pvestatd's word is the old one (pve-facts A1)."""
-        until = ((self.now - BROADCAST_AT) // BROADCAST + 1) * BROADCAST + BROADCAST_AT
-        if guest.shown[0] < until:
-            guest.shown = (until, _state(guest))
+        if guest.shown[0] <= self.now:
+            guest.shown = (self._broadcast(), _state(guest))
+
+    def _broadcast(self) -> float:
+        return ((self.now - BROADCAST_AT) // BROADCAST + 1) * BROADCAST + BROADCAST_AT
+
+    def forget_shown(self) -> None:
+        """The host boots: until pvestatd's first broadcast nobody knows what its guests do (timelines 11d)."""
+        for guest in self.guests.values():
+            if self.is_here(guest):
+                guest.shown = (self.now + FIRST_BROADCAST, "unknown")
 
     def shown_state(self, guest: SimGuest) -> str:
         """What `/cluster/resources` and a pool's members say of its status: up to 10 s old, beside a lock that is always fresh."""
@@ -210,6 +221,7 @@ class World:
         """A new guest: stopped, onboot off, in no pool, with an identity that none had before."""
         if vmid not in self.guests:
             guest = self.add(vmid, kind, running=False, onboot=False, pool=None)
+            guest.shown = (self._broadcast(), "unknown")
             self.task(guest.task_type("create"), str(vmid), by, said="OK")
         return self.guests[vmid]
 
@@ -235,12 +247,17 @@ class World:
         killed: the worker died: lock `create` is all that is in the configuration, and it joins no pool (timelines 8, pve-facts F1).
         """
         guest = self.guests.get(vmid) or self.add(vmid, running=False, onboot=False, pool=None)
-        kind = "vzrestore" if guest.id.kind is GuestKind.LXC else "qmrestore"
-        guest.running, guest.lock, guest.snapshots, guest.only_lock = False, "create" if killed else None, {}, killed
-        guest.edits += 1
+        task = self.task("vzrestore" if guest.id.kind is GuestKind.LXC else "qmrestore", str(vmid), by)
+        guest.running, guest.lock, guest.snapshots, guest.only_lock = False, "create", {}, True
         if killed:
             guest.pool = None
-        self.task(kind, str(vmid), by, said="unexpected status" if killed else "OK")
+        self._soon(RESTORES_IN, lambda: self._restored(guest, task, killed=killed))
+
+    def _restored(self, guest: SimGuest, task: SimTask, *, killed: bool) -> None:
+        if not killed:
+            guest.lock, guest.only_lock = None, False
+        guest.edits += 1
+        self.end_task(task, "unexpected status" if killed else "OK")
 
     def set(self, vmid: int, key: str, value: object) -> None:
         """Change one trait of a guest, by the keys of a scenario. Raises KeyError or ValueError as `guest.traits` does."""
@@ -461,8 +478,10 @@ class World:
         return self.vzdump.jobs
 
     def restart_pvedaemon(self) -> None:
-        """Every task that the API began is cut off (timelines 10a)."""
-        for task in list(self.tasks):
+        """Every task that the API began is cut off; vzdump cleans up after itself first (timelines 10a)."""
+        self.vzdump.abort()
+        saving = [job.task for job in self.vzdump.jobs]
+        for task in [task for task in self.tasks if task not in saving]:
             self.end_task(task, "unexpected status")
 
     # ------------------------------------------------------------------------------------------------ what the agent does
@@ -507,7 +526,11 @@ class World:
         failure = ordered or self._start_failure(guest, script)
         task = self.task(guest.task_type("start"), str(vmid), by)
         if script != "hang" or failure is not None:
-            self.later(guest.start_takes, lambda: self._finish_start(guest, task, script, failure))
+            locked = self.fine_grained and failure is not None and " is locked (" in failure
+            delay = 0.0 if locked else guest.start_takes  # a lock is seen at once (timelines 6e)
+            if failure is not None and not locked and not guest.running:
+                self.later(max(0.0, delay - RESET), lambda: self._pass(guest, "starting", RESET))
+            self.later(delay, lambda: self._finish_start(guest, task, script, failure))
         return task, "failed" if failure is not None else "lost" if script == "lost after" else "ok"
 
     def _start_failure(self, guest: SimGuest, script: str) -> str | None:
