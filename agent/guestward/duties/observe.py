@@ -58,7 +58,7 @@ class ConfigCache:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The guests on our node and those of them that are in our pools.
+    """The guests on our node and those of them that are in our pools, in the order of their ids.
 
     wanted: those whose configuration is asked for: owned guests that are stopped and unlocked; the others' would change nothing (C26).
     containers: VMIDs of owned containers that run.
@@ -164,8 +164,8 @@ def _lists(env: Env, rules: Rules, sight: Sight, deadline: float) -> Listing:
 def _put_together(
     rules: Rules, node: str, lists: Iterable[Mapping[GuestId, ListedGuest]], pools: Iterable[tuple[Member, ...]], last: Listing
 ) -> Listing:
-    guests = _known({id: _going_on(row, last.guests.get(id)) for rows in lists for id, row in rows.items()}, last.guests)
-    members = _known({member.id: member for pool in pools for member in pool if member.node == node}, last.members)
+    guests = _ordered({id: _going_on(row, last.guests.get(id)) for rows in lists for id, row in rows.items()}, last.guests)
+    members = _ordered({member.id: member for pool in pools for member in pool if member.node == node}, last.members)
     owned = [guest for id, guest in guests.items() if id in members]
     return Listing(
         guests,
@@ -175,8 +175,9 @@ def _put_together(
     )
 
 
-def _known(seen: Mapping[GuestId, V], last: Mapping[GuestId, V]) -> Mapping[GuestId, V]:
-    return last if seen == last else seen
+def _ordered(seen: Mapping[GuestId, V], last: Mapping[GuestId, V]) -> Mapping[GuestId, V]:
+    """PVE lists guests in any order."""
+    return last if seen == last else {id: seen[id] for id in sorted(seen, key=lambda id: (id.kind, id.vmid))}
 
 
 def _going_on(row: ListedGuest, last: ListedGuest | None) -> ListedGuest:

@@ -281,7 +281,7 @@ class PowerWatch:
     def _heartbeat(self) -> None:
         """It carries what was seen, so that a watchdog which sees nothing cannot look like one that has nothing to do (C97)."""
         state = self.state
-        mine = [(id, decision) for id, decision in sorted(state.decisions.items()) if decision.guard not in OUT_OF_SCOPE]
+        mine = [(id, decision) for id, decision in state.decisions.items() if decision.guard not in OUT_OF_SCOPE]
         down = [
             {"id": str(id), "name": decision.name, "guard": str(decision.guard)}
             for id, decision in mine

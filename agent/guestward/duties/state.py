@@ -186,8 +186,7 @@ class WatchState:
     def _all_rows(self, obs: Observation) -> tuple[Row, ...]:
         if self._rows is None:
             quiet = self.quiet.rows
-            ids = sorted(self._decisions, key=lambda id: (id.kind, id.vmid))
-            self._rows = tuple(quiet[id] if id in quiet else self._row(obs, self._decisions[id]) for id in ids)
+            self._rows = tuple(quiet[id] if id in quiet else self._row(obs, decision) for id, decision in self._decisions.items())
         return self._rows
 
     def _row(self, obs: Observation, decision: Decision) -> Row:
