@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from guestward.config import parse
 from guestward.duties.env import Result
 from guestward.duties.observe import Sight
 from guestward.duties.power import PowerWatch
+from guestward.model.decision import Decision, Guard
 from guestward.model.guest import Startup
+from guestward.policy.recall import lasting
 from guestward.ports import PveUnreachable
 from guestward.sim.doors import Fault
 from guestward.sim.run import Simulation
 from guestward.sim.world import SimGuest
+
+from .build import AT, attempt, listed, member, memory, observation
 
 SETTINGS: tuple[dict[str, dict[str, Any]], ...] = (
     {},
@@ -203,3 +208,153 @@ def test_that_quiet_guests_are_left_out_is_not_to_be_seen(seed: int) -> None:
     assert quiet.world.effects == loud.world.effects
     assert quiet.pve.calls == loud.pve.calls
     assert quiet.store.saves == loud.store.saves
+
+
+Life = list[tuple[float, Callable[[Simulation], object]]]
+
+
+def _exclude(sim: Simulation) -> None:
+    sim.config = parse({"pve": {"token_id": sim.world.token_id}, "scope": {"exclude": [101]}}, Path("scenario"))
+    assert sim.watch is not None
+    sim.watch.env.config = sim.config
+
+
+def _fail(route: str, times: int | None = None) -> Callable[[Simulation], object]:
+    return lambda sim: sim.pve.faults.update({route: Fault(lambda: PveUnreachable("no answer"), times)})
+
+
+def _traits(vmid: int, **traits: object) -> Callable[[Simulation], object]:
+    return lambda sim: [setattr(sim.world.guests[vmid], name, value) for name, value in traits.items()]
+
+
+LIVES: dict[str, tuple[dict[str, object], Life]] = {
+    "a hold on a guest that is off, and its end": (
+        {"running": False, "onboot": False},
+        [(200, lambda sim: sim.hold(101, 1000)), (130, lambda sim: sim.store.hold_list.clear()), (130, lambda sim: None)],
+    ),
+    "a hold that ends by itself": (
+        {"running": False, "onboot": False},
+        [(200, lambda sim: sim.hold(101, 150)), (70, lambda sim: None), (300, lambda sim: None)],
+    ),
+    "a container freezes and thaws": ({}, [(200, _traits(101, frozen=True)), (130, _traits(101, frozen=False)), (130, lambda sim: None)]),
+    "what a task excused is told when the task is over": (
+        {},
+        [
+            (200, lambda sim: (sim.world.task("qmsnapshot", "102"), _traits(102, qmp="paused")(sim))),
+            (200, lambda sim: sim.world.end_task(sim.world.running_task("qmsnapshot", "102"), "OK")),
+            (200, lambda sim: None),
+        ],
+    ),
+    "a guest that waits for its next attempt is excluded": (
+        {"running": False, "start": ("fail: no space left",)},
+        [(100, _exclude), (70, lambda sim: None), (70, lambda sim: None)],
+    ),
+    "the task history can be read again": (
+        {"onboot": False},
+        [
+            (100, _fail("GET /nodes/pve1/tasks?source=archive")),
+            (10, lambda sim: sim.world.stop(101)),
+            (300, lambda sim: sim.pve.faults.clear()),
+            (70, lambda sim: None),
+        ],
+    ),
+    "the configuration of an excluded guest cannot be read for a while": (
+        {"running": False, "onboot": False},
+        [
+            (100, _exclude),
+            (100, _traits(101, note="changed")),
+            (0, _fail("GET /nodes/pve1/lxc/101/config", 3)),
+            (130, lambda sim: None),
+            (200, lambda sim: None),
+        ],
+    ),
+    "a guest that the token does not see, and a boot of the host": (
+        {"running": False, "onboot": False, "pool": None},
+        [(100, lambda sim: (sim.world.guests.pop(102), None)[1]), (100, lambda sim: sim.world.boot_host()), (100, lambda sim: None)],
+    ),
+    "a re-armed guest that is new here": (
+        {},
+        [
+            (100, lambda sim: (sim.world.create(103), setattr(sim.world.guests[103], "pool", "guestward"), _traits(103, onboot=True)(sim))),
+            (200, lambda sim: sim.store.rearms.append(103)),
+            (200, lambda sim: None),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_what_wakes_a_quiet_guest(name: str) -> None:
+    traits, life = LIVES[name]
+    shown = []
+    for kind in (Simulation, LoudSimulation):
+        sim = kind()
+        sim.world.add(101, **traits)
+        sim.world.add(102, "qemu")
+        now, boards = 0.0, []
+        for seconds, step in life:
+            now += seconds
+            sim.run(now)
+            step(sim)
+            boards.append(sim.store.board)
+        shown.append((boards, sim.journal.log, sim.store.guest_memories, sim.pve.calls))
+    assert shown[0] == shown[1]
+
+
+def _still() -> Simulation:
+    sim = Simulation()
+    for vmid in range(101, 131):
+        sim.world.add(vmid, "lxc" if vmid % 2 else "qemu", running=vmid % 10 > 0, onboot=vmid % 10 > 0)
+    sim.run(200)
+    return sim
+
+
+def test_nobody_is_awake_where_nothing_happens() -> None:
+    sim = _still()
+    assert sim.watch is not None
+    quiet = sim.watch.state.quiet
+    assert (len(quiet.rows), quiet.awake) == (30, set())
+    rows = sim.watch.state.board.rows if sim.watch.state.board else ()
+    sim.run(500)
+    assert sim.store.board is not None
+    assert sim.store.board.rows is rows
+    sim.world.die(101)
+    sim.run(560)
+    assert {id.vmid for id in quiet.awake} == {101}
+
+
+def test_a_process_that_goes_on_began_when_it_was_first_seen_to_have_begun() -> None:
+    """PVE tells whole seconds of uptime: from one list to the next the same process seems to have begun up to a second earlier or later."""
+    sim = _still()
+    assert sim.watch is not None
+    awake = sim.watch.state.quiet.awake
+    for step in range(10):
+        for guest in sim.world.guests.values():
+            guest.since += (-1) ** step * 0.9
+        sim.run(260 + 60 * step)
+        assert not awake
+
+
+@pytest.mark.parametrize(
+    ("known", "running", "lasts"),
+    [
+        ({}, False, True),
+        ({"attempts": (attempt(),)}, False, False),
+        ({"startable_since": AT}, False, False),
+        ({"blocked_storages": frozenset({"nas"})}, False, False),
+        ({"cause_read": False}, False, False),
+        ({"cause_read": False, "owned": False}, False, True),
+        ({"running": True, "stable_since": AT - 3600}, True, True),
+        ({"running": True, "stable_since": None}, True, False),
+    ],
+)
+def test_what_lasts(known: dict[str, Any], running: bool, lasts: bool) -> None:
+    guest = listed(running=running)
+    kept = memory(**{"startable_since": None} | known)
+    guard = Guard.RUNNING if running else Guard.ONBOOT_OFF
+    decision = Decision(guest.id, guest.name, guard, "", ())
+    members = {} if known.get("owned") is False else {guest.id: member(guest.id)}
+    obs = observation(guest, members=members)
+    assert lasting(kept, kept, decision, obs) is lasts
+    assert not lasting(replace(kept, name="old"), kept, decision, obs)
+    assert not lasting(None, kept, decision, obs)

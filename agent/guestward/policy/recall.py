@@ -17,7 +17,6 @@ from guestward.policy.guards import BEFORE_WITNESSES, OUT_OF_SCOPE, STARTABLE, o
 
 WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
 CLOCK_SLACK = 2.0
-LASTING = frozenset(BEFORE_WITNESSES) - {Guard.UNREADABLE}  # a configuration that cannot be read is asked for at every look
 BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 
 
@@ -295,7 +294,7 @@ def lasting(before: GuestMemory | None, memory: GuestMemory, decision: Decision,
         return _as_before(memory, seen, obs) and not _troubled_state(seen, obs)
     counts = bool(memory.attempts) or memory.startable_since is not None
     asks = bool(memory.blocked_storages) or (memory.owned and not memory.cause_read)
-    return decision.guard in LASTING and not counts and not asks
+    return decision.guard in BEFORE_WITNESSES and not counts and not asks
 
 
 def _given_up(memory: GuestMemory, decision: Decision) -> Notice:
