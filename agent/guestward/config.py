@@ -268,11 +268,12 @@ class Config:
     state: StateSection = StateSection()
     host: HostSection = HostSection()
     file: Path = DEFAULT_FILE
+    _rules: Rules = field(init=False, repr=False, compare=False)
 
-    def rules(self) -> Rules:
-        """What decisions depend on."""
+    def __post_init__(self) -> None:
+        """Work out the rules once: every look asks for them again and again."""
         watchdog = self.watchdog
-        return Rules(
+        rules = Rules(
             pools=self.scope.pools,
             exclude=frozenset(self.scope.exclude),
             scratch_first=self.scratch.first,
@@ -287,11 +288,16 @@ class Config:
             backup_wait_warn=watchdog.backup_wait_warn,
             mass_stop=watchdog.mass_stop,
         )
+        object.__setattr__(self, "_rules", rules)
+
+    def rules(self) -> Rules:
+        """What decisions depend on; of one configuration always the same object."""
+        return self._rules
 
 
 def sections() -> dict[str, type]:
     """Name -> class of every section, in the order of the reference."""
-    return {f.name: type(f.default) for f in dataclasses.fields(Config) if f.name != "file"}
+    return {f.name: type(f.default) for f in dataclasses.fields(Config) if f.init and f.name != "file"}
 
 
 def load(file: Path) -> Config:

@@ -233,7 +233,7 @@ class GuestLabel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One guest on the board."""
+    """One guest on the board. down_since, config_read_at, up_since: seconds since host boot."""
 
     decision: Decision
     running: bool
@@ -245,6 +245,7 @@ class Row:
     lock: str | None
     config_read_at: float | None = None
     cause: str = ""
+    up_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

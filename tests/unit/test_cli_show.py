@@ -102,7 +102,7 @@ def board(*rows: Row, **seen: Any) -> Board:
     return replace(Board("pve1", BOOT, NOW - 12, WALL - 12, None, None, 1402, Gate(), rows), **(times | seen))
 
 
-WEB = row("lxc/9201", Guard.RUNNING, "running, pid 4711, up 86400 s", name="web")
+WEB = row("lxc/9201", Guard.RUNNING, "running, pid 4711", name="web", up_since=NOW - 86400)
 LAB = row("lxc/102", Guard.ONBOOT_OFF, "onboot is not 1", also={Guard.HA: "hastate started"}, name="lab", cause="vzstop by root@pam")
 DB = row(
     "qemu/103",

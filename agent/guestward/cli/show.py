@@ -230,6 +230,8 @@ def _facts(seen: View, row: Row) -> Iterator[tuple[str, str]]:
     yield "because", decision.evidence
     yield "next", _next_words(seen, row)
     yield "seen", f"{span(seen.age)} ago" if seen.age is not None else "nobody can say when: the clock has been set back"
+    if row.running and row.up_since is not None and seen.same_boot:
+        yield "up", span(seen.since(row.up_since))
     if row.down_since is not None and not row.running:
         down = span(seen.since(row.down_since)) if seen.same_boot else "since before the host booted"
         yield "down", f"{down}; {row.cause}" if row.cause else down

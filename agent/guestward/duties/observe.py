@@ -17,7 +17,8 @@ from guestward.policy import rights
 from guestward.ports import PveError
 
 T = TypeVar("T")
-Listing = tuple[dict[GuestId, ListedGuest], dict[GuestId, Member]]
+V = TypeVar("V")
+JITTER = 2.0  # seconds; PVE counts the time that a guest runs in whole ones
 
 
 class LookAbortedError(Exception):
@@ -50,19 +51,50 @@ class ConfigCache:
 
     def keep_only(self, guests: Iterable[GuestId]) -> None:
         """Forget all others."""
-        wanted = set(guests)
-        self.known = {guest: entry for guest, entry in self.known.items() if guest in wanted}
+        if self.known:
+            wanted = set(guests)
+            self.known = {guest: entry for guest, entry in self.known.items() if guest in wanted}
 
 
-def observe(env: Env, rules: Rules, cache: ConfigCache, deadline: float) -> Observation | Aborted:
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The guests on our node and those of them that are in our pools, in the order of their ids.
+
+    wanted: those whose configuration is asked for: owned guests that are stopped and unlocked; the others' would change nothing (C26).
+    containers: VMIDs of owned containers that run.
+    """
+
+    guests: Mapping[GuestId, ListedGuest] = field(default_factory=dict)
+    members: Mapping[GuestId, Member] = field(default_factory=dict)
+    wanted: tuple[GuestId, ...] = ()
+    containers: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Sight:
+    """What was seen last, so that from what is still the same nothing is worked out again; guests and members are the same objects then.
+
+    told, held: what the doors told, with what it was asked for; from them follow the listing and the missing grants. agreed: the
+    listing and the names under /etc/pve that were last found to agree.
+    """
+
+    cache: ConfigCache = field(default_factory=ConfigCache)
+    told: tuple[object, ...] = ()
+    listing: Listing = field(default_factory=Listing)
+    agreed: tuple[object, ...] = ()
+    held: tuple[object, ...] = ()
+    missing: tuple[LostGrant, ...] = ()
+
+
+def observe(env: Env, rules: Rules, sight: Sight, deadline: float) -> Observation | Aborted:
     """Look at everything that every guest needs. deadline: seconds since host boot at which the look is given up."""
     try:
-        return _observe(env, rules, cache, deadline)
+        return _observe(env, rules, sight, deadline)
     except LookAbortedError as error:
         return Aborted(env.clock.boottime(), error.reason, error.lost)
 
 
-def _observe(env: Env, rules: Rules, cache: ConfigCache, deadline: float) -> Observation:
+def _observe(env: Env, rules: Rules, sight: Sight, deadline: float) -> Observation:
     host = env.host.host()
     if not host.pmxcfs:
         raise LookAbortedError("/etc/pve/local is missing: pmxcfs (pve-cluster.service) is down, so nobody knows which guests exist")
@@ -70,55 +102,97 @@ def _observe(env: Env, rules: Rules, cache: ConfigCache, deadline: float) -> Obs
         raise LookAbortedError(
             f"this host is the node {host.local_node}, but [pve] node says {env.pve.node}: other nodes' guests are not ours"
         )
-    lost = proven_grants(env, rules, deadline)
-    guests, members = _listing(env, rules, host, deadline)
-    obs = Observation(
+    lost = proven_grants(env, rules, sight, deadline)
+    listing = _listing(env, rules, host, sight, deadline)
+    return Observation(
         at=env.clock.boottime(),
         wall=env.clock.wall(),
         node=env.pve.node,
         token_id=env.pve.token_id,
         host=host,
-        guests=guests,
-        members=members,
+        guests=listing.guests,
+        members=listing.members,
         tasks=read_tasks(env, lost, deadline),
         lost=lost,
-        frozen=env.host.frozen(id.vmid for id, guest in guests.items() if guest.running and id.kind is GuestKind.LXC and id in members),
+        frozen=env.host.frozen(listing.containers),
+        configs=_configs(env, sight.cache, listing.wanted, host, deadline),
     )
-    return replace(obs, configs=_configs(env, rules, cache, obs, deadline))
 
 
-def proven_grants(env: Env, rules: Rules, deadline: float) -> tuple[LostGrant, ...]:
+def proven_grants(env: Env, rules: Rules, sight: Sight, deadline: float) -> tuple[LostGrant, ...]:
     """The grants that are missing, none of which ownership needs. Raises LookAbortedError where one does."""
     try:
         held = env.pve.privileges(deadline=deadline)
     except PveError as error:
         raise LookAbortedError(f"own privileges: {error}") from error
-    lost = rights.missing(rights.needed(rules.pools, env.pve.node), held)
-    unproven = rights.unproven_ownership(lost, rules.pools)
+    asked = (rules, env.pve.node, held)
+    if asked != sight.held:
+        sight.missing = rights.missing(rights.needed(rules.pools, env.pve.node), held)
+    sight.held, lost = asked, sight.missing
+    unproven = rights.unproven_ownership(lost, rules.pools) if lost else ()
     if unproven:
         text = ", ".join(str(grant) for grant in unproven)
         raise LookAbortedError(f"the token lacks {text}: the lists of guests may be silently short", lost)
     return lost
 
 
-def _listing(env: Env, rules: Rules, host: HostState, deadline: float) -> Listing:
+def _listing(env: Env, rules: Rules, host: HostState, sight: Sight, deadline: float) -> Listing:
     """Guests and pool members. One that vanishes between two calls makes them differ, so a difference is looked at twice."""
-    listing = _lists(env, rules, deadline)
-    if _unaccounted(listing, host):
+    listing = _lists(env, rules, sight, deadline)
+    agreed = (listing, host.names)
+    if agreed != sight.agreed and _unaccounted(listing, host):
         env.clock.pause(1)
-        listing = _lists(env, rules, deadline)
+        listing = _lists(env, rules, sight, deadline)
         unaccounted = _unaccounted(listing, env.host.host())
         if unaccounted:
             raise LookAbortedError(f"{unaccounted}: the lists of guests are not to be trusted")
+        return listing
+    sight.agreed = agreed
     return listing
 
 
-def _lists(env: Env, rules: Rules, deadline: float) -> Listing:
-    guests: dict[GuestId, ListedGuest] = {}
-    for kind in GuestKind:
-        guests |= _twice(env, partial(env.pve.guests, kind, deadline=deadline), f"list of {kind} guests")
-    members = [member for pool in rules.pools for member in _pool(env, pool, deadline)]
-    return guests, {member.id: member for member in members if member.node == env.pve.node}
+def _lists(env: Env, rules: Rules, sight: Sight, deadline: float) -> Listing:
+    lists = [_twice(env, partial(env.pve.guests, kind, deadline=deadline), f"list of {kind} guests") for kind in GuestKind]
+    pools = [_pool(env, pool, deadline) for pool in rules.pools]
+    told = (rules, env.pve.node, *lists, *pools)
+    if told != sight.told:
+        sight.listing = _put_together(rules, env.pve.node, lists, pools, sight.listing)
+    sight.told = told
+    return sight.listing
+
+
+def _put_together(
+    rules: Rules, node: str, lists: Iterable[Mapping[GuestId, ListedGuest]], pools: Iterable[tuple[Member, ...]], last: Listing
+) -> Listing:
+    guests = _ordered({id: _going_on(row, last.guests.get(id)) for rows in lists for id, row in rows.items()}, last.guests)
+    members = _ordered({member.id: member for pool in pools for member in pool if member.node == node}, last.members)
+    owned = [guest for id, guest in guests.items() if id in members]
+    return Listing(
+        guests,
+        members,
+        wanted=tuple(g.id for g in owned if not (g.running or g.lock is not None or g.template or rules.in_scratch_band(g.id.vmid))),
+        containers=tuple(g.id.vmid for g in owned if g.running and g.id.kind is GuestKind.LXC),
+    )
+
+
+def _ordered(seen: Mapping[GuestId, V], last: Mapping[GuestId, V]) -> Mapping[GuestId, V]:
+    """PVE lists guests in any order."""
+    return last if seen == last else {id: seen[id] for id in sorted(seen, key=lambda id: (id.kind, id.vmid))}
+
+
+def _going_on(row: ListedGuest, last: ListedGuest | None) -> ListedGuest:
+    """The row of the last look where this one says the same: a process that goes on began when it was first seen to have begun."""
+    if last is None or (row.pid, row.running, row.lock, row.name, row.template) != (
+        last.pid,
+        last.running,
+        last.lock,
+        last.name,
+        last.template,
+    ):
+        return row
+    if row.up_since is None or last.up_since is None:
+        return last if row.up_since is last.up_since else row
+    return last if abs(row.up_since - last.up_since) < JITTER else row
 
 
 def _pool(env: Env, pool: str, deadline: float) -> tuple[Member, ...]:
@@ -141,9 +215,8 @@ def _twice(env: Env, read: Callable[[], T], what: str) -> T:
 
 def _unaccounted(listing: Listing, host: HostState) -> str:
     """A member of our node that a list or /etc/pve does not know, in words; empty when everything agrees."""
-    guests, members = listing
-    for id in members:
-        if id not in guests:
+    for id in listing.members:
+        if id not in listing.guests:
             return f"{id} is in a pool and on this node, but in no list"
         if not isinstance(host.names, Unreadable) and id not in host.names.here:
             return f"{id} is listed on this node, but /etc/pve has no configuration of it"
@@ -160,15 +233,11 @@ def read_tasks(env: Env, lost: tuple[LostGrant, ...], deadline: float) -> Readin
         return Unreadable(str(error))
 
 
-def _configs(env: Env, rules: Rules, cache: ConfigCache, obs: Observation, deadline: float) -> Mapping[GuestId, Reading[GuestConfig]]:
-    """Of owned guests that are stopped and unlocked; the others' answers would change nothing (C26)."""
-    wanted = [
-        id
-        for id, guest in obs.guests.items()
-        if id in obs.members and not guest.running and guest.lock is None and not guest.template and not rules.in_scratch_band(id.vmid)
-    ]
+def _configs(
+    env: Env, cache: ConfigCache, wanted: tuple[GuestId, ...], host: HostState, deadline: float
+) -> Mapping[GuestId, Reading[GuestConfig]]:
     cache.keep_only(wanted)
-    stamps = {} if isinstance(obs.host.names, Unreadable) else obs.host.names.here
+    stamps = {} if isinstance(host.names, Unreadable) else host.names.here
     return {id: cache.get(id, stamps.get(id)) or read_config(env, cache, id, stamps.get(id), deadline) for id in wanted}
 
 

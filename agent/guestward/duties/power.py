@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from guestward.duties.env import Env, Report, Result
@@ -31,6 +32,7 @@ class PowerWatch:
     env: Env
     state: WatchState = field(init=False)
     starter: Starter = field(init=False)
+    placed: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         """Take up what the store remembers."""
@@ -66,19 +68,22 @@ class PowerWatch:
         self._new_boot()
         state.gaps = {}
         self._rearm_requests()
-        seen = observe(self.env, state.rules, state.cache, deadline)
+        seen = observe(self.env, state.rules, state.sight, deadline)
         if isinstance(seen, Aborted):
             return self._abort(seen, counted=counted)
         self._note_clock(seen)
         self._seed_attempts(seen)
-        unconfirmed = {id for id, decision in state.decisions.items() if decision.guard is Guard.UNCONFIRMED}
-        ran_before = {id for id, memory in state.memories.items() if memory.running}
+        unconfirmed = {decision.id for decision in state.awake() if decision.guard is Guard.UNCONFIRMED}
         holds = state.holds()
-        self._recall_all(seen)
+        state.quiet.wake_changed(seen, state.obs, state.rules, holds)
+        before = dict(state.memories)
+        self._find_all(seen)
+        self._recall_awake(seen)
         self._read_causes(seen, deadline)
         state.gate = state.judge_gate(seen, holds)
         seen = self._ask_witnesses(seen, holds, deadline)
-        self._decide_all(seen, holds, ran_before)
+        state.quiet.wake_stopped(seen, state.gate)
+        self._decide_awake(seen, holds, before)
         self.starter.queue(seen, only=None if counted else unconfirmed)
         self._after_look(seen, counted=counted)
         state.save()
@@ -95,7 +100,9 @@ class PowerWatch:
                 attempt = memory.attempts[-1]
                 down = replace(memory, down_since=None)  # a moment of the boot before; how long it was down is not known
                 self.starter.ended(down, attempts.end(attempt, attempt.begun_at, Outcome.UNKNOWN, "the host went down"))
-            state.memories = {id: recall.after_boot(memory) for id, memory in state.memories.items()}
+            for memory in list(state.memories.values()):
+                state.remember(recall.after_boot(memory))
+            self.placed = ()
         state.node = NodeMemory(boot_id=boot_id)
         state.save()
 
@@ -122,16 +129,28 @@ class PowerWatch:
         state.publish()
         return Result.ABORTED
 
-    def _recall_all(self, seen: Observation) -> None:
-        state = self.state
-        self._forget_gone(seen)
-        watched, names = state.node.watched, seen.host.names
+    def _find_all(self, seen: Observation) -> None:
+        """Where every guest is: only where somebody came, went or was changed there is something to find."""
+        places = (seen.guests, seen.members, seen.host.names)
+        if places != self.placed:
+            self._forget_gone(seen)
+            self._note_names(seen)
+        self.placed = places
+
+    def _note_names(self, seen: Observation) -> None:
+        state, names = self.state, seen.host.names
         for id in () if isinstance(names, Unreadable) else names.here:
-            memory = state.memories.get(id) or recall.first_seen(id, watched=watched)
-            state.memories[id] = memory if id in seen.guests else recall.compare_stamp(memory, seen, state.node.looked_at)
-        for id, guest in seen.guests.items():
-            memory = state.memories.get(id) or recall.first_seen(id, watched=watched)
-            state.take(recall.recall(memory, guest, seen, state.rules, state.node.looked_at))
+            known = state.memories.get(id)
+            memory = known or recall.first_seen(id, watched=state.node.watched)
+            memory = memory if id in seen.guests else recall.compare_stamp(memory, seen, state.node.looked_at)
+            if memory is not known:
+                state.remember(memory)
+
+    def _recall_awake(self, seen: Observation) -> None:
+        state = self.state
+        for id in state.quiet.in_order(seen.guests):
+            memory = state.memories.get(id) or recall.first_seen(id, watched=state.node.watched)
+            state.take(recall.recall(memory, seen.guests[id], seen, state.rules, state.node.looked_at))
 
     def _forget_gone(self, seen: Observation) -> None:
         """A guest that left the pool, moved or was destroyed. One that lives elsewhere now is remembered: it may come back."""
@@ -150,7 +169,7 @@ class PowerWatch:
                     self._forget(memory, f"it moved to node {names.elsewhere[id]}", away=True)
             else:
                 self._forget(memory, "it was destroyed")
-                del self.state.memories[id]
+                self.state.forget(id)
 
     def _forget(self, memory: GuestMemory, reason: str, *, away: bool = False) -> None:
         """Drop history and episode; who it is, and whether it ran here, stays known."""
@@ -159,7 +178,7 @@ class PowerWatch:
         if memory.owned:
             text = f"is no longer guarded: {reason}"
             self.env.tell((Notice(Event.GUEST_FORGOTTEN, memory.id, memory.name, "", text, (("reason", reason),)),))
-        self.state.memories[memory.id] = GuestMemory(
+        left = GuestMemory(
             memory.id,
             name=memory.name,
             identity=memory.identity,
@@ -169,6 +188,7 @@ class PowerWatch:
             stamp=memory.stamp,
             doubt_since=memory.doubt_since if memory.doubt_since is not None else self.state.node.looked_at,
         )
+        self.state.remember(left)
 
     def _seed_attempts(self, seen: Observation) -> None:
         """Without a memory of our own PVE's task list tells what we tried lately, so that a lost state grants no new attempts (C08)."""
@@ -184,7 +204,7 @@ class PowerWatch:
             own = attempts.own_starts(history, id, seen.token_id, seen.at - SEED_SECONDS, seen.at)
             if own and not memory.attempts:
                 tried = tuple(_past_attempt(number, upid) for number, upid in enumerate(own[-state.rules.attempts :], 1))
-                state.memories[id] = replace(memory, attempts=tried)
+                state.remember(replace(memory, attempts=tried))
 
     def _history(self, seen: Observation, deadline: float) -> tuple[Task, ...] | None:
         """This boot's tasks, newest first; None when they cannot be known, which makes the look incomplete."""
@@ -200,6 +220,8 @@ class PowerWatch:
     def _read_causes(self, seen: Observation, deadline: float) -> None:
         """One call for all guests of which the history is not known yet; then whether many were stopped at once."""
         state = self.state
+        if all(state.memories[id].cause_read or state.memories[id].down_since is None for id in state.quiet.in_order(seen.members)):
+            return
         down = [m for id, m in state.memories.items() if id in seen.members and m.down_since is not None]
         unread = [memory for memory in down if not memory.cause_read]
         history = self._history(seen, deadline) if unread else None
@@ -218,37 +240,40 @@ class PowerWatch:
             self.state.take(recall.reborn(memory))
             memory = self.state.memories[memory.id]
         cause = causes.stop_cause(history, memory.id.vmid, seen.token_id, memory.ran_until) or memory.cause
-        self.state.memories[memory.id] = replace(memory, cause=cause, cause_read=True, doubt_since=None)
+        self.state.remember(replace(memory, cause=cause, cause_read=True, doubt_since=None))
 
     def _ask_witnesses(self, seen: Observation, holds: Holds, deadline: float) -> Observation:
         state = self.state
-        if not any(may_start(state.case(seen, id, holds)) for id in seen.guests):
+        if not any(may_start(state.case(seen, id, holds)) for id in state.quiet.in_order(seen.guests)):
             return seen
         seen = with_witnesses(self.env, seen, deadline)
         state.gate = state.judge_gate(seen, holds)
         for id in seen.configs:
-            state.take(recall.storages_back(state.memories[id], seen))
+            if state.memories[id].blocked_storages:
+                state.take(recall.storages_back(state.memories[id], seen))
         return seen
 
-    def _decide_all(self, seen: Observation, holds: Holds, ran_before: set[GuestId]) -> None:
+    def _decide_awake(self, seen: Observation, holds: Holds, before: Mapping[GuestId, GuestMemory]) -> None:
         state = self.state
         state.teller.gate(state.gate, seen.at)
         state.teller.grants(seen.lost)
-        state.decisions = {id: decide(state.case(seen, id, holds)) for id in seen.guests}
-        for id, decision in state.decisions.items():
-            state.take(recall.settle(state.memories[id], decision, seen, state.rules, ran_before=id in ran_before))
+        state.decide_listed(seen.guests, [decide(state.case(seen, id, holds)) for id in state.quiet.in_order(seen.guests)])
+        for decision in state.awake():
+            ran_before = decision.id in before and before[decision.id].running
+            state.take(recall.settle(state.memories[decision.id], decision, seen, state.rules, ran_before=ran_before))
+        state.keep_quiet(seen, before, holds)
 
     def _after_look(self, seen: Observation, *, counted: bool) -> None:
         state = self.state
         state.obs, state.aborted = seen, ""
         state.gaps |= gaps(seen) | self.starter.failing
         state.incomplete = in_words(state.gaps)
-        state.node = replace(state.node, watched=True, looked_at=seen.at)
+        complete = counted and not state.incomplete
+        state.node = replace(state.node, watched=True, looked_at=seen.at, sweeps=state.node.sweeps + complete)
         if counted:
             state.teller.looked(state.gaps, seen.at)
-        if counted and not state.incomplete:
+        if complete:
             state.last_complete = (seen.at, seen.wall)
-            state.node = replace(state.node, sweeps=state.node.sweeps + 1)
             if state.node.sweeps % self.env.config.watchdog.heartbeat_every == 0:
                 self._heartbeat()
         state.publish()
@@ -256,7 +281,7 @@ class PowerWatch:
     def _heartbeat(self) -> None:
         """It carries what was seen, so that a watchdog which sees nothing cannot look like one that has nothing to do (C97)."""
         state = self.state
-        mine = [(id, decision) for id, decision in sorted(state.decisions.items()) if decision.guard not in OUT_OF_SCOPE]
+        mine = [(id, decision) for id, decision in state.decisions.items() if decision.guard not in OUT_OF_SCOPE]
         down = [
             {"id": str(id), "name": decision.name, "guard": str(decision.guard)}
             for id, decision in mine
@@ -276,7 +301,7 @@ class PowerWatch:
 
     def _report(self, result: Result | None, begun: float) -> Report:
         state = self.state
-        times = [d.next_at for d in state.decisions.values() if d.guard is Guard.UNCONFIRMED and d.next_at is not None]
+        times = [d.next_at for d in state.awake() if d.guard is Guard.UNCONFIRMED and d.next_at is not None]
         return Report(
             board=state.board,
             result=result,

@@ -42,24 +42,32 @@ class Starter:
     ending: bool = False
 
     def in_flight(self) -> list[GuestMemory]:
-        """Guests with an attempt under way."""
-        return [memory for memory in list(self.state.memories.values()) if memory.in_flight is not None]
+        """Guests with an attempt under way; none of them is quiet."""
+        awake = self.state.quiet.awake
+        return (
+            [memory for memory in list(self.state.memories.values()) if memory.id in awake and memory.in_flight is not None]
+            if awake
+            else []
+        )
 
     def queue(self, seen: Observation, only: Iterable[GuestId] | None) -> None:
         """Those that are due, in place of what was due before. A confirming look adds only those that it was made for."""
         wanted = None if only is None else set(only)
         found = {
-            id: Turn(id, _startup(seen, id))
-            for id, decision in self.state.decisions.items()
-            if decision.guard is Guard.START and (wanted is None or id in wanted)
+            decision.id: Turn(decision.id, _startup(seen, decision.id))
+            for decision in self.state.awake()
+            if decision.guard is Guard.START and (wanted is None or decision.id in wanted)
         }
         self.due = found if wanted is None else self.due | found
-        self.failing = {what: why for what, why in self.failing.items() if what in {str(id) for id in self.due}}
+        due = {str(id) for id in self.due} if self.failing else set()
+        self.failing = {what: why for what, why in self.failing.items() if what in due}
 
     def begin_turns(self) -> None:
         """Begin with those whose turn it is. After a guest with `up=S` the next one waits so long."""
         seen, now = self.state.obs, self.state.env.clock.boottime()
         if self.ending or seen is None or now < self.next_turn_at:
+            return
+        if not self.due:
             return
         under_way = [self.under_way.get(memory.id, Turn(memory.id, Startup())) for memory in self.in_flight()]
         due = [turn for turn in self.due.values() if self.retry_at.get(turn.id, now) <= now]
@@ -83,10 +91,10 @@ class Starter:
         state.take(recall.recall(state.memories[id], fresh.guests[id], fresh, state.rules, state.node.looked_at))
         state.gate = state.judge_gate(fresh, holds)
         decision = decide(state.case(fresh, id, holds))
-        state.decisions[id] = decision
+        state.decided(decision)
         if decision.guard is Guard.START and not self.ending:
             self.under_way[id] = Turn(id, _startup(fresh, id))
-            state.memories[id] = attempts.begin(state.memories[id], state.env.clock.boottime(), state.rules)
+            state.remember(attempts.begin(state.memories[id], state.env.clock.boottime(), state.rules))
             state.save()
             self._send(state.memories[id])
         else:
@@ -99,7 +107,7 @@ class Starter:
         self.retry_at[id] = state.env.clock.boottime() + RETRY
         self.failing[str(id)] = f"the look right before its start: {why}"
         decision = Decision(id, memory.name, Guard.UNREADABLE, f"not started yet, the look before the start failed: {why}", ())
-        state.decisions[id] = decision
+        state.decided(decision)
         if Guard.UNREADABLE not in memory.announced and state.obs is not None:
             told = recall.settle(memory, decision, state.obs, state.rules, ran_before=False)
             state.take(replace(told, memory=replace(told.memory, startable_since=memory.startable_since)))
@@ -110,7 +118,7 @@ class Starter:
         env, deadline = self.state.env, self.state.env.clock.boottime() + READ_BUDGET
         live = env.pve.live(id, deadline=deadline)
         members = {m.id: m for pool in self.state.rules.pools for m in env.pve.members(pool, deadline=deadline) if m.node == env.pve.node}
-        lost = proven_grants(env, self.state.rules, deadline)
+        lost = proven_grants(env, self.state.rules, self.state.sight, deadline)
         now = env.clock.boottime()
         up_since = now - live.uptime if live.running else None
         fresh = replace(
@@ -122,7 +130,7 @@ class Starter:
             members=members,
             tasks=read_tasks(env, lost, deadline),
             lost=lost,
-            configs={id: read_config(env, self.state.cache, id, None, deadline)},
+            configs={id: read_config(env, self.state.sight.cache, id, None, deadline)},
         )
         fresh = with_witnesses(env, fresh, deadline)
         return replace(fresh, resources=_with_live_ha(fresh.resources, id, live))
@@ -194,7 +202,7 @@ class Starter:
 
     def _advance(self, memory: GuestMemory, attempt: Attempt) -> None:
         memory = replace(memory, attempts=(*memory.attempts[:-1], attempt))
-        self.state.memories[memory.id] = memory
+        self.state.remember(memory)
         if not attempt.in_flight:
             self.ended(memory, attempt)
 
@@ -216,7 +224,7 @@ class Starter:
             down_s=down_s,
         )
         if attempt.outcome is Outcome.STARTED:
-            self.state.memories[memory.id] = recall.came_up(memory)
+            self.state.remember(recall.came_up(memory))
             turn = self.under_way.get(memory.id)
             self.next_turn_at = max(self.next_turn_at, at + (turn.startup.up if turn is not None else 0))
         self.under_way.pop(memory.id, None)

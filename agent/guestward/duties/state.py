@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from guestward.duties.env import Env
-from guestward.duties.observe import ConfigCache
+from guestward.duties.observe import Sight
+from guestward.duties.quiet import Quiet
 from guestward.duties.telling import Teller
 from guestward.model.decision import Closure, Decision, Gate, GateReason, Guard
 from guestward.model.guest import GuestId
@@ -22,14 +24,18 @@ Holds = dict[int | None, tuple[Hold, float]]
 
 @dataclass(slots=True)
 class WatchState:
-    """One node's watchdog. obs, decisions and gate are those of the last look that was not aborted."""
+    """One node's watchdog. obs, decisions and gate are those of the last look that was not aborted.
+
+    Memories and decisions change by `remember`, `forget` and `decided` only: those know which guests are quiet.
+    """
 
     env: Env
     teller: Teller = field(init=False)
-    cache: ConfigCache = field(default_factory=ConfigCache)
-    memories: dict[GuestId, GuestMemory] = field(init=False)
+    sight: Sight = field(default_factory=Sight)
+    quiet: Quiet = field(default_factory=Quiet)
+    _memories: dict[GuestId, GuestMemory] = field(init=False)
     node: NodeMemory = field(init=False)
-    decisions: dict[GuestId, Decision] = field(default_factory=dict)
+    _decisions: dict[GuestId, Decision] = field(default_factory=dict)
     obs: Observation | None = None
     gate: Gate = field(default_factory=Gate)
     aborted: str = ""
@@ -40,14 +46,26 @@ class WatchState:
     ended: bool = False
     holds_unknown: str = ""
     board: Board | None = None
-    saved: dict[GuestId, GuestMemory] = field(init=False)
+    _saved: dict[GuestId, GuestMemory] = field(init=False)
+    _rows: tuple[Row, ...] | None = None
 
     def __post_init__(self) -> None:
         """Take up what the store remembers, attempts in flight included."""
         self.teller = Teller(self.env)
-        self.memories = self.env.store.guests()
-        self.saved = dict(self.memories)
+        self._memories = self.env.store.guests()
+        self._saved = dict(self._memories)
+        self.quiet.awake = set(self._memories)
         self.node = self.env.store.node()
+
+    @property
+    def memories(self) -> Mapping[GuestId, GuestMemory]:
+        """What is remembered of every guest."""
+        return self._memories
+
+    @property
+    def decisions(self) -> Mapping[GuestId, Decision]:
+        """What was decided of every guest on the list, in its order."""
+        return self._decisions
 
     @property
     def rules(self) -> Rules:
@@ -83,19 +101,61 @@ class WatchState:
 
     def case(self, seen: Observation, id: GuestId, holds: Holds) -> Case:
         """All that the guards ask about one guest."""
-        return Case(seen, seen.guests[id], self.memories[id], self.rules, self.gate, holds.get(id.vmid))
+        return Case(seen, seen.guests[id], self._memories[id], self.rules, self.gate, holds.get(id.vmid))
 
     def take(self, recalled: recall.Recalled) -> None:
         """Remember, and tell what is new."""
-        self.memories[recalled.memory.id] = recalled.memory
+        self.remember(recalled.memory)
         self.env.tell(recalled.notices)
+
+    def remember(self, memory: GuestMemory) -> None:
+        """From now on this is known of the guest."""
+        self._memories[memory.id] = memory
+        self._changed(memory.id)
+
+    def forget(self, id: GuestId) -> None:
+        """From now on nothing is known of the guest."""
+        del self._memories[id]
+        self._changed(id)
+
+    def decided(self, decision: Decision) -> None:
+        """From now on this is so of one guest on the list."""
+        self._decisions[decision.id] = decision
+        self._changed(decision.id)
+
+    def _changed(self, id: GuestId) -> None:
+        self.quiet.wake(id)
+        self._rows = None
+
+    def decide_listed(self, listed: Mapping[GuestId, object], decisions: Iterable[Decision]) -> None:
+        """These are decided anew; of the other guests on the list is so what was so, and of those that have left it nothing."""
+        if self.obs is None or listed is not self.obs.guests:
+            fresh = {decision.id: decision for decision in decisions}
+            self._decisions = {id: fresh[id] if id in fresh else self._decisions[id] for id in listed}
+            self._rows = None
+            return
+        for decision in decisions:
+            self.decided(decision)
+
+    def awake(self) -> list[Decision]:
+        """What was decided of the guests that are not quiet, in the order of the list."""
+        return [self._decisions[id] for id in self.quiet.in_order(self._decisions)]
+
+    def keep_quiet(self, seen: Observation, before: Mapping[GuestId, GuestMemory], holds: Holds) -> None:
+        """From now on those are quiet that are so. before: what was remembered when this look began."""
+        for decision in self.awake():
+            if decision.id.vmid not in holds and recall.lasting(before.get(decision.id), self._memories[decision.id], decision, seen):
+                self.quiet.keep(self._row(seen, decision))
 
     def save(self) -> None:
         """Make durable what has changed since the last time."""
-        changed = [memory for id, memory in self.memories.items() if self.saved.get(id) != memory]
-        forgotten = [id for id in self.saved if id not in self.memories]
+        if self._memories == self._saved:
+            self.env.store.save(self.node, (), ())
+            return
+        changed = [memory for id, memory in self._memories.items() if self._saved.get(id) != memory]
+        forgotten = [id for id in self._saved if id not in self._memories]
         self.env.store.save(self.node, changed, forgotten)
-        self.saved = dict(self.memories)
+        self._saved = dict(self._memories)
 
     def publish(self) -> None:
         """Show the last look to `status`, `explain` and the metrics."""
@@ -104,8 +164,6 @@ class WatchState:
 
     def _board(self) -> Board:
         clock, obs = self.env.clock, self.obs
-        rows = () if obs is None else tuple(self._row(obs, decision) for _, decision in sorted(self.decisions.items()))
-        grants = rights.needed(self.env.config.scope.pools, self.env.pve.node)
         return Board(
             node=self.env.pve.node,
             boot_id=clock.boot_id(),
@@ -115,18 +173,24 @@ class WatchState:
             seen_wall=obs.wall if obs is not None else None,
             sweeps=self.node.sweeps,
             gate=self.gate,
-            rows=rows,
+            rows=self._all_rows(obs) if obs is not None else (),
             aborted=self.aborted,
             incomplete=self.incomplete,
             last_complete_at=self.last_complete[0] if self.last_complete else None,
             last_complete_wall=self.last_complete[1] if self.last_complete else None,
             lost=tuple(sorted(str(grant) for grant in self.teller.lost)),
-            required=tuple(str(grant) for grant in grants),
+            required=rights.in_words(self.env.config.scope.pools, self.env.pve.node),
             ended=self.ended,
         )
 
+    def _all_rows(self, obs: Observation) -> tuple[Row, ...]:
+        if self._rows is None:
+            quiet = self.quiet.rows
+            self._rows = tuple(quiet[id] if id in quiet else self._row(obs, decision) for id, decision in self._decisions.items())
+        return self._rows
+
     def _row(self, obs: Observation, decision: Decision) -> Row:
-        guest, memory = obs.guests[decision.id], self.memories.get(decision.id, GuestMemory(decision.id))
+        guest, memory = obs.guests[decision.id], self._memories.get(decision.id, GuestMemory(decision.id))
         return Row(
             decision=decision,
             running=guest.running,
@@ -136,6 +200,7 @@ class WatchState:
             given_up=memory.given_up and not guest.running,
             not_working=memory.not_working,
             lock=guest.lock,
-            config_read_at=self.cache.read_at(decision.id),
+            config_read_at=self.sight.cache.read_at(decision.id),
             cause=causes.describe(memory.cause) if memory.cause_read and memory.down_since is not None else "",
+            up_since=guest.up_since,
         )

@@ -82,6 +82,8 @@ class Teller:
 
     def gate(self, gate: Gate, at: float) -> None:
         """Each reason on entry, the gate as a whole on exit."""
+        if not gate.closures and not self.closures and gate.warnings == self.warnings:
+            return
         closures = reasons(gate.closures)
         new = [reason for reason in closures if reason not in self.closures]
         if new:
@@ -104,6 +106,8 @@ class Teller:
 
     def grants(self, lost: tuple[LostGrant, ...]) -> None:
         """One ERROR for each privilege that goes, one INFO when it comes back."""
+        if not lost and not self.lost:
+            return
         for grant in sorted(frozenset(lost) - self.lost, key=str):
             text = f"the token has lost {grant}; {REPAIR}"
             self.env.journal.emit(Event.GRANT_LOST, message=text, path=grant.path, privilege=grant.privilege)
@@ -113,6 +117,8 @@ class Teller:
 
     def hold(self, holds: dict[int | None, tuple[Hold, float]]) -> None:
         """Holds that begin, are replaced, or end. holds: scope -> hold in force and the seconds that it still lasts."""
+        if not holds and not self.holds:
+            return
         for scope, (hold, remaining) in holds.items():
             if self.holds.get(scope) != hold:
                 name = scope_name(scope)

@@ -128,7 +128,7 @@ class Observation:
     lost: tuple[LostGrant, ...] = ()
     configs: Mapping[GuestId, Reading[GuestConfig]] = field(default_factory=dict)
     resources: Reading[Resources] = NOT_READ
-    backups: BackupWitnesses = field(default_factory=lambda: BackupWitnesses(NOT_READ, NOT_READ, NOT_READ))
+    backups: BackupWitnesses = BackupWitnesses(NOT_READ, NOT_READ, NOT_READ)
     frozen: Reading[frozenset[int]] = NOT_READ
 
 

@@ -45,7 +45,7 @@ def decide(case: Case) -> Decision:
 
 def may_start(case: Case) -> bool:
     """Whether no guard before HA applies: only then HA, storages and backup witnesses are worth asking."""
-    return not any(_QUESTIONS[guard](case)[0] for guard in _BEFORE_WITNESSES)
+    return not any(_QUESTIONS[guard](case)[0] for guard in BEFORE_WITNESSES)
 
 
 def _ask(case: Case) -> Iterator[Verdict]:
@@ -83,7 +83,7 @@ def _template(case: Case) -> Answer:
 def _running(case: Case) -> Answer:
     if not case.guest.running:
         return False, "stopped in the node's live list"
-    return True, f"running{f', pid {case.guest.pid}' if case.guest.pid else ', no pid yet'}, up {case.guest.uptime(case.obs.at):.0f} s"
+    return True, f"running, pid {case.guest.pid}" if case.guest.pid else "running, no pid yet"
 
 
 def _unreadable(case: Case) -> Answer:
@@ -241,7 +241,7 @@ _QUESTIONS: dict[Guard, Callable[[Case], Answer]] = {
     Guard.EXHAUSTED: _exhausted,
     Guard.START: _start,
 }
-_BEFORE_WITNESSES = (
+BEFORE_WITNESSES = (
     Guard.NOT_OWNED,
     Guard.SCRATCH_BAND,
     Guard.TEMPLATE,

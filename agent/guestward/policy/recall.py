@@ -13,7 +13,7 @@ from guestward.model.observation import Observation, StorageState
 from guestward.model.reading import Unreadable
 from guestward.model.rules import Rules
 from guestward.policy.causes import describe
-from guestward.policy.guards import OUT_OF_SCOPE, STARTABLE, offline_storages
+from guestward.policy.guards import BEFORE_WITNESSES, OUT_OF_SCOPE, STARTABLE, offline_storages
 
 WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
 CLOCK_SLACK = 2.0
@@ -202,8 +202,11 @@ def not_working_state(seen: ListedGuest, obs: Observation) -> str:
     Under a lock or a task such states are a step of somebody's work: a backup of a stopped VM runs it in `prelaunch`.
     """
     busy = not isinstance(obs.tasks, Unreadable) and any(t.running and t.upid.covers(seen.id.vmid) for t in obs.tasks)
-    if not seen.running or seen.lock is not None or busy:
-        return ""
+    return _troubled_state(seen, obs) if seen.running and seen.lock is None and not busy else ""
+
+
+def _troubled_state(seen: ListedGuest, obs: Observation) -> str:
+    """The same, whoever is at work on it."""
     if not isinstance(obs.frozen, Unreadable) and seen.id.vmid in obs.frozen:
         return "frozen"
     member = obs.members.get(seen.id)
@@ -278,6 +281,22 @@ def _waits_for_backup(memory: GuestMemory, decision: Decision, obs: Observation,
         notices.append(_notice(Event.BACKUP_WAIT_LONG, memory, text, decision.guard, evidence=decision.evidence, waited_s=round(waited)))
         return replace(memory, backup_since=since, backup_warned=True)
     return replace(memory, backup_since=since)
+
+
+def lasting(before: GuestMemory | None, memory: GuestMemory, decision: Decision, obs: Observation) -> bool:
+    """Whether the next look leaves the memory as it is and decides the same, with nothing to tell, as long as it sees the same.
+
+    before: the memory with which this look began. Nothing in it may hang on the time, nor on what the task history or a storage will
+    say; that there is no hold on the guest is for the caller to know.
+    """
+    seen = obs.guests[memory.id]
+    if before != memory:
+        return False
+    if seen.running:
+        return _as_before(memory, seen, obs) and not _troubled_state(seen, obs)
+    counts = bool(memory.attempts) or memory.startable_since is not None
+    asks = bool(memory.blocked_storages) or (memory.owned and not memory.cause_read)
+    return decision.guard in BEFORE_WITNESSES and not counts and not asks
 
 
 def _given_up(memory: GuestMemory, decision: Decision) -> Notice:

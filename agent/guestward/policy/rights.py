@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from guestward.model.observation import LostGrant
 
@@ -15,6 +16,12 @@ def needed(pools: Iterable[str], node: str) -> tuple[LostGrant, ...]:
     """The grants of DESIGN.md's table that the watchdog lives on."""
     of_pools = tuple(LostGrant(f"/pool/{pool}", privilege) for pool in pools for privilege in OWNERSHIP)
     return (*of_pools, LostGrant(f"/nodes/{node}", "Sys.Audit"), LostGrant("/storage", "Datastore.Audit"))
+
+
+@cache
+def in_words(pools: tuple[str, ...], node: str) -> tuple[str, ...]:
+    """The same for people; every look shows them."""
+    return tuple(str(grant) for grant in needed(pools, node))
 
 
 def missing(grants: Iterable[LostGrant], held: Privileges) -> tuple[LostGrant, ...]:

@@ -220,7 +220,8 @@ class SimPve:
     def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
         """The live list of one kind."""
         world = self.world
-        return self._ask("GET", f"/nodes/{world.node}/{kind.value}", deadline, lambda: world.made(kind, lambda: self._list(kind)))
+        view = (kind, frozenset(world.hidden)) if world.hidden else kind
+        return self._ask("GET", f"/nodes/{world.node}/{kind.value}", deadline, lambda: world.made(view, lambda: self._list(kind)))
 
     def _list(self, kind: GuestKind) -> dict[GuestId, ListedGuest]:
         world = self.world
