@@ -507,7 +507,8 @@ def test_what_the_guards_say_is_what_a_person_can_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (40, "40 s"), (119, "119 s"), (119.4, "119 s"), (120, "2 min"), (7140, "119 min"), (7200, "120 min")]
+    ("seconds", "words"),
+    [(0.4, "0 s"), (40, "40 s"), (119, "119 s"), (119.4, "119 s"), (120, "2 min"), (7140, "119 min"), (7200, "120 min")],
 )
 def test_a_stretch_of_time_is_told_in_seconds_below_two_minutes(seconds: float, words: str) -> None:
     assert minutes(seconds) == words

@@ -702,7 +702,7 @@ def test_what_is_told_of_a_guest_is_what_a_person_can_read() -> None:
         "goes down": decided(memory(cause=cause(user="alice@pve")), Guard.TASK),
         "goes down, history unread": decided(memory(cause_read=False), Guard.UNCONFIRMED),
         "waits": decided(told, Guard.BACKUP),
-        "waits long": decided(memory(announced=(Guard.BACKUP,), backup_since=AT), Guard.BACKUP, AT + 12_600),
+        "waits long": decided(memory(announced=(Guard.BACKUP,), backup_since=AT), Guard.BACKUP, AT + 30 * 86_400),
         "given up": decided(replace(told, attempts=failed), Guard.EXHAUSTED),
         "given up, did not stay up": decided(replace(told, attempts=short), Guard.EXHAUSTED),
         "runs again": see(told, listed(running=True)),
