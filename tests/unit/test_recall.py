@@ -16,7 +16,7 @@ from guestward.model.memory import Attempt, GuestMemory
 from guestward.model.observation import Member, NodeNames, Observation, StorageState
 from guestward.model.reading import Unreadable
 from guestward.model.task import Ok, Task
-from guestward.policy.guards import decide
+from guestward.policy.guards import OUT_OF_SCOPE, decide
 from guestward.policy.recall import (
     Recalled,
     after_boot,
@@ -358,6 +358,13 @@ class TestEpisode:
         assert self.told(memory(), Guard.BACKUP).memory.startable_since is None
         assert self.told(memory(startable_since=None), Guard.UNCONFIRMED).memory.startable_since == AT
         assert self.told(memory(startable_since=AT - 9), Guard.BACKOFF).memory.startable_since == AT - 9
+
+    @pytest.mark.parametrize("guard", [guard for guard in Guard if guard not in (Guard.RUNNING, *OUT_OF_SCOPE)])
+    def test_only_guards_that_would_let_it_start_one_day_by_themselves_keep_the_first_look(self, guard: Guard) -> None:
+        """A guest that waits for a storage or for its next attempt, or has none left, need not be seen twice once more."""
+        startable = {Guard.UNCONFIRMED, Guard.STORAGE_OFFLINE, Guard.BACKOFF, Guard.EXHAUSTED, Guard.START}
+        known = memory(startable_since=AT - 9, attempts=TRIED)
+        assert self.told(known, guard).memory.startable_since == (AT - 9 if guard in startable else None)
 
     def test_it_ends_when_it_runs_again(self) -> None:
         known = memory(announced=(Guard.UNCONFIRMED,), down_since=AT - 75, cause=cause())
