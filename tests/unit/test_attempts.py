@@ -186,6 +186,12 @@ class TestUnknown:
         found = follow(of, AT + 120.1, said, None)
         assert (found.outcome, words in found.reason) == (Outcome.UNKNOWN, True)
 
+    def test_a_clear_word_is_not_replaced_by_none(self) -> None:
+        """C59: the task said OK, so a guest that does not come is a failure, whatever another API worker says later."""
+        steps: list[Step] = [(1, Ok(), DOWN), *[(n, Unknown("unexpected status"), DOWN) for n in range(2, 12)]]
+        found = play(*steps)
+        assert (found.task_said, found.outcome) == ("OK", Outcome.FAILED)
+
     def test_a_task_that_is_seen_running_again_has_said_nothing(self) -> None:
         """C59: what an API worker said a moment too early is taken back."""
         again = play((1, Unknown("unexpected status"), DOWN), (2, Running(), DOWN))

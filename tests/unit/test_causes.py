@@ -92,6 +92,11 @@ def test_ends_are_whole_seconds_so_a_making_may_have_ended_two_before() -> None:
     assert not born_since([made], 101, AT - 77.9)
 
 
+@pytest.mark.parametrize("kind", ["vzstop", "vzdump", "vzconfig", "vzreboot"])
+def test_no_other_task_makes_another_guest(kind: str) -> None:
+    assert not born_since([ended(kind, at=AT - 50)], 101, AT - 90)
+
+
 def test_what_was_made_under_other_vmids_or_failed_hides_nothing() -> None:
     made = ended("vzrestore", at=AT - 100)
     others = [ended("vzstart", "102"), ended("vzstart", said=Error("no space left"))]
