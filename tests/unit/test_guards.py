@@ -14,6 +14,7 @@ from guestward.model.guest import GuestConfig, GuestId
 from guestward.model.memory import Attempt, Hold
 from guestward.model.observation import Observation, StorageState
 from guestward.model.reading import Unreadable
+from guestward.model.task import Ok
 from guestward.policy.guards import Case, decide, may_start, minutes, offline_storages
 from tests.unit.build import (
     AT,
@@ -297,10 +298,11 @@ def test_our_own_start_under_way_is_a_task() -> None:
         (task("qmconfig", "1010"), "another guest's VMID that begins alike"),
         (task("aptupdate", ""), "a task of the node"),
         (task("vzstart", "102"), "another guest's task"),
+        (task("vzconfig", "101", said=Ok()), "a task of this guest that has ended"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_tasks_of_others_are_no_reason(other: Any, why: str) -> None:
+def test_tasks_of_others_and_those_that_ended_are_no_reason(other: Any, why: str) -> None:
     assert decide(case(obs=observation(tasks=(other,)))).guard is Guard.START, why
 
 
@@ -363,6 +365,10 @@ class TestOperatorStop:
     def test_a_stop_by_a_person_holds(self) -> None:
         assert self.guard(cause=cause("vzshutdown")) is Guard.HELD
 
+    def test_one_that_was_released_holds_no_more(self) -> None:
+        """By `guestward rearm`, or by a new configuration."""
+        assert self.guard(cause=cause("vzshutdown"), released=True) is Guard.START
+
     def test_a_crash_does_not_hold(self) -> None:
         assert self.guard(cause=None) is Guard.START
 
@@ -386,6 +392,9 @@ class TestNextStep:
 
     def test_of_a_hold_is_its_end(self) -> None:
         assert decide(case(hold=(hold(101), 90.0))).next_at == AT + 90
+
+    def test_of_a_guest_that_would_stay_down_without_the_hold_is_nothing(self) -> None:
+        assert decide(Scene(config=config(onboot=False), hold=(hold(101), 90.0)).case()).next_at is None
 
     def test_of_a_stop_that_holds_is_nothing(self) -> None:
         assert decide(case(memory=memory(cause=cause()), rules=rules(operator_stop="hold"))).next_at is None
