@@ -207,6 +207,9 @@ class TestStorageBack:
         )
         found = settle(memory(), decide(case(obs=obs)), obs, RULES, ran_before=False)
         assert found.memory.blocked_storages == {"nas"}
+        first = memory(startable_since=None)
+        found = settle(first, decide(case(obs=obs, memory=first)), obs, RULES, ran_before=False)
+        assert found.memory.blocked_storages == set(), "the second look is what it waits for"
 
 
 class TestNewHere:
@@ -334,6 +337,13 @@ class TestEpisode:
             known = found.memory
             lines += [(notice.event.name, notice.guard) for notice in found.notices]
         assert lines == [("guest_down", "task"), ("guest_waiting", "backup"), ("guest_waiting", "unconfirmed")]
+
+    def test_only_what_was_told_counts_as_told(self) -> None:
+        """However long it is down: a guard once, and nothing of a guest of which nothing is said."""
+        known = self.told(self.told(memory(), Guard.TASK).memory, Guard.TASK).memory
+        assert known.announced == (Guard.TASK,)
+        assert self.told(known, Guard.START).memory.announced == (Guard.TASK,)
+        assert self.told(memory(onboot=False), Guard.ONBOOT_OFF, ran_before=False).memory.announced == ()
 
     def test_a_guest_that_was_switched_off_is_told_once_and_one_that_is_off_never(self) -> None:
         assert events(self.told(memory(), Guard.ONBOOT_OFF)) == ["guest_down"]
@@ -631,6 +641,11 @@ def test_of_a_guest_that_runs_on_as_it_did_nothing_is_made_anew() -> None:
 def test_whatever_is_not_as_it_was_is_looked_at(known: dict[str, Any], seen: dict[str, Any], right: dict[str, Any]) -> None:
     found = see(replace(QUIET, **known), listed(VM, running=True, **seen)).memory
     assert {name: getattr(found, name) for name in right} == right
+
+
+def test_of_a_running_guest_whose_configuration_was_read_it_is_remembered() -> None:
+    found = see(QUIET, listed(VM, running=True), configs={VM: config(onboot=False)}).memory
+    assert found.onboot is False
 
 
 def test_a_guest_that_came_back_is_no_longer_away_and_belongs_to_whom_the_pool_says() -> None:
