@@ -75,7 +75,7 @@ class TestHistory:
 
     @pytest.mark.parametrize(
         ("uptime", "watched_for", "kept"),
-        [(599, 700, True), (600, 599, True), (600, 600, False), (86400, 599, True), (86400, 600, False)],
+        [(599, 700, True), (599, 600, True), (600, 599, True), (600, 600, False), (86400, 599, True), (86400, 600, False)],
     )
     def test_running_for_ten_minutes_under_our_eyes(self, uptime: int, watched_for: float, kept: bool) -> None:
         """A long uptime alone is no proof, since a flap may lie between two looks; nor is a long watch of a short uptime."""
@@ -271,7 +271,8 @@ class TestNewHere:
         assert (found.new, found.attempts) == (False, TRIED)
 
     def test_a_running_guest_under_such_a_lock_is_itself(self) -> None:
-        assert not runs(memory(), lock="clone").new
+        found = runs(memory(attempts=TRIED), lock="clone")
+        assert (found.new, found.attempts) == (False, TRIED)
 
     @pytest.mark.parametrize(
         ("kind", "before", "after"),
@@ -535,6 +536,7 @@ class TestNotWorking:
         assert self.look(memory(VM, suspect=state, running=True), state).memory.suspect == ""
         guest = listed(VM, running=True)
         assert not_working_state(guest, observation(guest, members={})) == ""
+        assert not_working_state(listed(VM), observation(members={VM: member(VM, "paused")})) == "", "it is stopped by now"
 
     @pytest.mark.parametrize(
         "busy", [{"guest": {"lock": "backup"}}, {"tasks": (task("qmstart", "201"),)}, {"tasks": (task("vzdump"),)}], ids=str
@@ -635,11 +637,14 @@ def test_of_a_guest_that_runs_on_as_it_did_nothing_is_made_anew() -> None:
         ({}, {"up_since": AT - 998}, {"stable_since": AT - 998}),
         ({}, {"lock": "backup"}, {"stable_since": None}),
         ({}, {"pid": None}, {"stable_since": None}),
+        ({}, {"state": "paused"}, {"suspect": "paused"}),
     ],
     ids=str,
 )
 def test_whatever_is_not_as_it_was_is_looked_at(known: dict[str, Any], seen: dict[str, Any], right: dict[str, Any]) -> None:
-    found = see(replace(QUIET, **known), listed(VM, running=True, **seen)).memory
+    members = {VM: member(VM, seen.get("state", "running"))}
+    guest = listed(VM, running=True, **{name: value for name, value in seen.items() if name != "state"})
+    found = see(replace(QUIET, **known), guest, members=members).memory
     assert {name: getattr(found, name) for name in right} == right
 
 
