@@ -350,6 +350,11 @@ class TestEpisode:
         assert events(self.told(memory(), Guard.ONBOOT_OFF)) == ["guest_down"]
         assert events(self.told(memory(onboot=False), Guard.ONBOOT_OFF)) == ["guest_down"]
         assert events(self.told(memory(onboot=False), Guard.ONBOOT_OFF, ran_before=False)) == []
+        assert events(self.told(memory(onboot=False), Guard.UNREADABLE)) == []
+
+    def test_of_an_attempt_under_way_its_own_events_tell(self) -> None:
+        known = memory(attempts=(Attempt(1, AT - 5, AT + 115),))
+        assert self.told(known, Guard.TASK) == Recalled(known)
 
     @pytest.mark.parametrize("guard", [Guard.NOT_OWNED, Guard.SCRATCH_BAND, Guard.TEMPLATE, Guard.RUNNING])
     def test_guests_out_of_scope_and_running_ones_are_no_episode(self, guard: Guard) -> None:
@@ -497,6 +502,10 @@ class TestBackupWait:
 
     def test_another_lock_is_no_wait_for_a_backup(self) -> None:
         found = self.wait(memory(announced=tuple(Guard), backup_since=AT - 90_000), AT, listed(lock="migrate"), Guard.LOCKED)
+        assert (found.notices, found.memory.backup_since) == ((), None)
+
+    def test_a_lock_of_a_backup_that_is_not_what_decides_is_no_wait_for_it(self) -> None:
+        found = self.wait(memory(announced=tuple(Guard), backup_since=AT - 90_000), AT, listed(lock="backup"), Guard.HELD)
         assert (found.notices, found.memory.backup_since) == ((), None)
 
 
