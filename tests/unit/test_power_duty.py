@@ -1896,3 +1896,21 @@ def test_a_stop_right_after_a_rearmed_guest_came_up_holds_again(again: bool) -> 
         sim.world.at(160, partial(sim.world.stop, 101))
     sim.run(900)
     assert (len(sim.starts()), guards(sim)[101]) == (1, "held" if again else "running")
+
+
+def test_a_rearm_of_a_running_guest_lifts_no_stop_that_comes_later() -> None:
+    sim = simulation(operator_stop="hold")
+    sim.world.add(101)
+    sim.world.at(100, lambda: sim.rearm(101))
+    sim.world.at(230, lambda: sim.world.stop(101, by="alice@pve"))
+    sim.run(900)
+    assert (sim.starts(), guards(sim)[101]) == ([], "held")
+
+
+def test_a_rearm_before_the_stop_was_seen_lifts_it() -> None:
+    sim = simulation(operator_stop="hold")
+    sim.world.add(101)
+    sim.world.at(100, lambda: sim.world.stop(101, by="alice@pve"))
+    sim.world.at(101, lambda: sim.rearm(101))
+    sim.run(900)
+    assert len(sim.starts()) == 1

@@ -67,7 +67,6 @@ class PowerWatch:
         deadline = self.env.clock.boottime() + max(10.0, 0.9 * self.env.config.watchdog.interval)
         self._new_boot()
         state.gaps = {}
-        self._rearm_requests()
         seen = observe(self.env, state.rules, state.sight, deadline)
         if isinstance(seen, Aborted):
             return self._abort(seen, counted=counted)
@@ -79,6 +78,7 @@ class PowerWatch:
         before = dict(state.memories)
         self._find_all(seen)
         self._recall_awake(seen)
+        self._rearm_requests()
         self._read_causes(seen, deadline)
         state.gate = state.judge_gate(seen, holds)
         seen = self._ask_witnesses(seen, holds, deadline)

@@ -99,9 +99,11 @@ def rearm(memory: GuestMemory, reason: str, notices: list[Notice]) -> GuestMemor
 
 
 def rearmed_by_operator(memory: GuestMemory) -> Recalled:
-    """`guestward rearm`: besides attempts and holding stops, a new guest counts as known."""
+    """`guestward rearm`: besides attempts, a new guest counts as known, and the stop that holds a guest holds it no longer; a later one
+    does.
+    """
     notices: list[Notice] = []
-    renewed = replace(rearm(memory, "by an operator", notices), new=False, released=True, blocked_storages=frozenset())
+    renewed = replace(rearm(memory, "by an operator", notices), new=False, released=not memory.running, blocked_storages=frozenset())
     if not notices:
         notices.append(_notice(Event.REARMED, memory, "has all its attempts: by an operator", reason="by an operator"))
     return Recalled(renewed, tuple(notices))
