@@ -555,6 +555,11 @@ class TestNotWorking:
         found = self.look(memory(VM, suspect="prelaunch", running=True), "prelaunch", **busy)
         assert (found.notices, found.memory.suspect) == ((), "")
 
+    @pytest.mark.parametrize("busy", [{"guest": {"lock": "backup"}}, {"tasks": (task("vzdump"),)}])
+    def test_what_was_told_has_not_ended_while_somebody_is_at_work_on_it(self, busy: dict[str, Any]) -> None:
+        found = self.look(memory(VM, not_working="prelaunch", running=True), "prelaunch", **busy)
+        assert (found.notices, found.memory.not_working) == ((), "prelaunch")
+
     @pytest.mark.parametrize("other", [task("vzdump", said=Ok()), task("qmstart", "202")], ids=["ended", "another guest's"])
     def test_only_a_task_that_runs_and_may_be_about_it_is_somebodys_work(self, other: Task) -> None:
         found = self.look(memory(VM, suspect="prelaunch", running=True), "prelaunch", tasks=(other,))

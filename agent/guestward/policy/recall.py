@@ -198,13 +198,16 @@ def compare_stamp(memory: GuestMemory, obs: Observation, looked_at: float | None
     return memory if stamp == memory.stamp else replace(memory, stamp=stamp)
 
 
-def not_working_state(seen: ListedGuest, obs: Observation) -> str:
-    """Why a running guest does no work, or nothing: the QMP state that pvestatd publishes, or a frozen cgroup (pve-facts K).
+def not_working_state(seen: ListedGuest, obs: Observation) -> str | None:
+    """Why a running guest does no work, "" when it works: the QMP state that pvestatd publishes, or a frozen cgroup (pve-facts K).
 
-    Under a lock or a task such states are a step of somebody's work: a backup of a stopped VM runs it in `prelaunch`.
+    None under a lock or a task: then such a state may be a step of somebody's work, as a backup of a stopped VM runs it in `prelaunch`,
+    and says nothing.
     """
     busy = not isinstance(obs.tasks, Unreadable) and any(t.running and t.upid.covers(seen.id.vmid) for t in obs.tasks)
-    return _troubled_state(seen, obs) if seen.running and seen.lock is None and not busy else ""
+    if not seen.running:
+        return ""
+    return None if seen.lock is not None or busy else _troubled_state(seen, obs)
 
 
 def _troubled_state(seen: ListedGuest, obs: Observation) -> str:
@@ -220,6 +223,8 @@ def _works(memory: GuestMemory, seen: ListedGuest, obs: Observation, notices: li
     if not memory.owned or not seen.running:
         return memory
     state = not_working_state(seen, obs)
+    if state is None:
+        return replace(memory, suspect="")  # what was told has not ended as long as that is not seen
     if state and state == memory.suspect and state != memory.not_working:
         notices.append(
             _notice(Event.NOT_WORKING, memory, f"runs but does not work: {state}; it is left as it is, look at it in PVE", state=state)
