@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from guestward.model.decision import Guard
@@ -213,7 +214,7 @@ class SimPve:
     def may(self, privilege: str, path: str) -> bool:
         """Whether the token has that privilege there."""
         world = self.world
-        return privilege in world.made(("held", path), lambda: world.acl.held(path))
+        return privilege in world.made(("held", path), lambda: world.acl.held(path), "acl")
 
     # ------------------------------------------------------------------------------------------------ what it answers
 
@@ -221,7 +222,8 @@ class SimPve:
         """The live list of one kind."""
         world = self.world
         view = (kind, frozenset(world.hidden)) if world.hidden else kind
-        return self._ask("GET", f"/nodes/{world.node}/{kind.value}", deadline, lambda: world.made(view, lambda: self._list(kind)))
+        path = f"/nodes/{world.node}/{kind.value}"
+        return self._ask("GET", path, deadline, lambda: world.made(view, lambda: self._list(kind), "guests", "acl"))
 
     def _list(self, kind: GuestKind) -> dict[GuestId, ListedGuest]:
         world = self.world
@@ -246,10 +248,10 @@ class SimPve:
         world = self.world
 
         def answer() -> tuple[Member, ...]:
-            shown = world.made("shown", lambda: max((g.shown[0] for g in world.guests.values()), default=-1.0))
+            shown = world.made("shown", lambda: max((g.shown[0] for g in world.guests.values()), default=-1.0), "guests")
             if world.now < shown:
                 return self._members(pool)
-            found: tuple[Member, ...] = world.made(("members", pool), lambda: self._members(pool))
+            found: tuple[Member, ...] = world.made(("members", pool), lambda: self._members(pool), "guests", "acl")
             return found
 
         return self._ask("GET", f"/pools?poolid={pool}", deadline, answer)
@@ -261,21 +263,22 @@ class SimPve:
     def active_tasks(self, *, deadline: float) -> tuple[Task, ...]:
         """Running tasks; only our own without Sys.Audit."""
         path = f"/nodes/{self.node}/tasks?source=active"
-        return self._ask("GET", path, deadline, lambda: self.world.made("active", lambda: self._rows(self.world.tasks)))
+        return self._ask("GET", path, deadline, lambda: self.world.made("active", lambda: self._rows(self.world.tasks), "tasks", "acl"))
 
     def past_tasks(self, *, deadline: float) -> tuple[Task, ...]:
         """Ended tasks, newest first; only our own without Sys.Audit."""
         path = f"/nodes/{self.node}/tasks?source=archive"
-        return self._ask("GET", path, deadline, lambda: self._rows(self.world.archive)[:ARCHIVE_PAGE])
+        return self._ask("GET", path, deadline, lambda: self._rows(self.world.archive, ARCHIVE_PAGE))
 
-    def _rows(self, tasks: Iterable[SimTask]) -> tuple[Task, ...]:
+    def _rows(self, tasks: Iterable[SimTask], limit: int | None = None) -> tuple[Task, ...]:
         sees_all = self.may("Sys.Audit", f"/nodes/{self.node}")
-        return tuple(task.as_row() for task in tasks if sees_all or task.upid.user == self.token_id)
+        shown = (task.as_row() for task in tasks if sees_all or task.upid.user == self.token_id)
+        return tuple(islice(shown, limit))
 
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """What the token has, on every path that is listed."""
         world = self.world
-        return self._ask("GET", "/access/permissions", deadline, lambda: world.made("privileges", world.acl.listed))
+        return self._ask("GET", "/access/permissions", deadline, lambda: world.made("privileges", world.acl.listed, "acl"))
 
     def resources(self, *, deadline: float) -> Resources:
         """HA and storages of our node."""
@@ -418,7 +421,7 @@ class SimWitness:
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Frozen containers."""
-        frozen = self.world.made("frozen", lambda: frozenset(g.id.vmid for g in self.world.guests.values() if g.frozen))
+        frozen = self.world.made("frozen", lambda: frozenset(g.id.vmid for g in self.world.guests.values() if g.frozen), "guests")
         return self._read("frozen", frozen.intersection(vmids) if frozen else frozen)
 
     def _read(self, name: str, value: T) -> Reading[T]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from guestward.model.guest import GuestId, GuestKind
@@ -25,6 +25,7 @@ from guestward.sim.tasks import KEPT, SimTask
 from guestward.sim.vzdump import STOPS_IN, Job, Vzdump
 
 T = TypeVar("T")
+TOPICS = ("guests", "tasks", "acl")
 
 BOOTED = 100_000.0  # seconds since host boot at which a simulation begins
 EPOCH = 1_900_000_000.0
@@ -45,14 +46,6 @@ class Reaction:
     do: Callable[[], object]
 
 
-@dataclass(slots=True)
-class Derived:
-    """What the doors show, made once for each version of the world."""
-
-    version: int = -1
-    values: dict[object, Any] = field(default_factory=dict)
-
-
 class World:
     """The node. Time passes by `until` and `advance` only."""
 
@@ -68,7 +61,9 @@ class World:
         self.local_name = ""  # what /etc/pve/local says, where it is not our node
         self.now = 0.0
         self.boot_offset, self.wall_offset, self.boot = BOOTED, EPOCH, 1
-        self.version, self.derived = 0, Derived()
+        self.version = 0
+        self._versions = dict.fromkeys(TOPICS, 0)
+        self._made: dict[object, tuple[int, Any]] = {}
         self.guests: dict[int, SimGuest] = {}
         self.tasks: list[SimTask] = []
         self.archive: list[SimTask] = []
@@ -86,7 +81,7 @@ class World:
         self.reactions: list[Reaction] = []
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = itertools.count(1)
-        self.acl = Acl(self._pools, self.touch)
+        self.acl = Acl(self._pools, lambda: self.touch("acl"))
         self.api, self.helper = ApiState(), HelperState()
         self.vzdump, self.phases = Vzdump(self), Phases(self)
 
@@ -106,7 +101,7 @@ class World:
                 self.acl.grant(privilege, f"/vms/{vmid}")
 
     def _pools(self) -> Mapping[str, set[int]]:
-        return self.made("pools", self._make_pools)
+        return self.made("pools", self._make_pools, "acl")
 
     def _make_pools(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
@@ -115,18 +110,18 @@ class World:
                 found.setdefault(guest.pool, set()).add(guest.id.vmid)
         return found
 
-    def touch(self) -> None:
-        """Something that the doors show has changed."""
+    def touch(self, topic: str = "guests") -> None:
+        """Something that the doors show has changed: one of TOPICS."""
         self.version += 1
+        self._versions[topic] += 1
 
-    def made(self, key: object, make: Callable[[], T]) -> T:
-        """A view of the world, made once for each version of it; as long as nothing changes it is the very same object."""
-        if self.derived.version != self.version:
-            self.derived.version = self.version
-            self.derived.values.clear()
-        if key not in self.derived.values:
-            self.derived.values[key] = make()
-        found: T = self.derived.values[key]
+    def made(self, key: object, make: Callable[[], T], *topics: str) -> T:
+        """A view of the world, made once for each state of what it is made of; as long as nothing changes it is the very same object."""
+        stamp = sum(self._versions[topic] for topic in topics)
+        known = self._made.get(key)
+        if known is None or known[0] != stamp:
+            known = self._made[key] = (stamp, make())
+        found: T = known[1]
         return found
 
     # ------------------------------------------------------------------------------------------------ time
@@ -173,7 +168,8 @@ class World:
         """The host sleeps: both clocks go on, nothing else does, and virtual time stands still."""
         self.boot_offset += seconds
         self.wall_offset += seconds
-        self.touch()
+        for guest in self.guests.values():
+            guest.since -= seconds  # it has run on the boot clock all the time
 
     # ------------------------------------------------------------------------------------------------ guests
 
@@ -190,12 +186,15 @@ class World:
         for storage in guest.storages:
             self.storages.setdefault(storage, True)
         self.touch()
+        self.touch("acl")
         return guest
 
     def _changed(self, guest: SimGuest, what: str) -> None:
         for watcher in self.watchers:
             watcher(guest, what)
         self.touch()
+        if what == "pool":
+            self.touch("acl")
         if what in ("running", "qmp"):
             self._remember_shown(guest)
 
@@ -229,6 +228,7 @@ class World:
         """A guest is destroyed, and with it go its pool membership and every ACL entry on its path (pve-facts E5)."""
         guest = self.guests.pop(vmid, None)
         if guest is not None:
+            self.touch()
             self.task(guest.task_type("destroy"), str(vmid), by, said="OK")
             self.acl.wipe(vmid)
 
@@ -436,7 +436,7 @@ class World:
         pid, jiffies = next(self._count), int(self.boottime * JIFFIES)
         task = SimTask(Upid.parse(f"UPID:{self.node}:{pid:08X}:{jiffies:08X}:{int(self.wall):08X}:{type}:{id}:{by}:"))
         self.tasks.append(task)
-        self.touch()
+        self.touch("tasks")
         if said is not None:
             self.end_task(task, said)
         return task
@@ -448,7 +448,7 @@ class World:
             self.tasks.remove(task)
             self.archive.insert(0, task)
             del self.archive[KEPT:]
-            self.touch()
+            self.touch("tasks")
 
     def running_task(self, type: str, id: str = "") -> SimTask | None:
         """The oldest running task of that type and id."""
@@ -564,7 +564,7 @@ class World:
 
     def names(self) -> NodeNames:
         """The files under `/etc/pve/nodes`; a stamp changes with every change of its file."""
-        return self.made("names", self._make_names)
+        return self.made("names", self._make_names, "guests")
 
     def _make_names(self) -> NodeNames:
         here = {g.id: f"{g.identity}/{g.edits}" for g in self.guests.values() if self.is_here(g)}
