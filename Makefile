@@ -22,6 +22,9 @@ e2e: .venv/ready             ## the real agent process against a PVE API over re
 red-proofs: .venv/ready      ## each red proof of the design must turn a named test red
 	@$(PY) tools/red-proofs
 
+soak: .venv/ready            ## seven random days each of SEEDS=300 hosts; what fails is made small and written down
+	@$(PY) -m tests.soak --seeds $(or $(SEEDS),300) --jobs $(or $(JOBS),2)
+
 mutants: .venv/ready         ## mutation tests of the policy: a test must notice nearly every small change of it (minutes)
 	@$(PY) tools/mutants
 

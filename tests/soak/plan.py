@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 from typing import Any, TypeVar
 
@@ -21,7 +22,10 @@ NEAR_A_SWEEP = (-1.0, -0.1, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 29.9, 30.0, 30.1, 31.0
 
 def seconds(value: float) -> str:
     """A duration as the format has it, to a tenth of a second."""
-    return f"{round(value, 1):g}s" if value < 100_000 else f"{round(value):d}s"
+    return f"{value:.1f}".removesuffix(".0") + "s"
+
+
+deed = lru_cache(8192)(verbs.parse)  # the same few thousand texts are asked about again and again
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class Plan:
     @property
     def watchdog(self) -> dict[str, Any]:
         """The keys of `[config.watchdog]` that are set."""
-        return self.config["watchdog"]
+        return self.config.get("watchdog", {})
 
     @property
     def vmids(self) -> list[int]:
@@ -114,15 +118,15 @@ class Plan:
 
     def ordered(self) -> list[tuple[float, str]]:
         """The time line as it can happen: in the order of time, and without what is done to guests that are not there."""
-        needed = {vmid for reaction in self.reactions for vmid in verbs.parse(reaction["do"]).needs}
+        needed = {vmid for reaction in self.reactions for vmid in deed(reaction["do"]).needs}
         there = {guest["vmid"] for guest in self.guests}
         found = []
-        for t, do in sorted(self.deeds, key=lambda deed: deed[0]):
-            deed = verbs.parse(do)
+        for t, do in sorted(self.deeds, key=lambda timed: timed[0]):
+            about = deed(do)
             destroyed = {int(do.split()[1])} if do.startswith("destroy ") else set()
-            if destroyed & needed or not there - self.fragile >= set(deed.needs) or not there >= set(deed.names):
+            if destroyed & needed or not there - self.fragile >= set(about.needs) or not there >= set(about.names):
                 continue
-            there = (there | set(deed.makes)) - destroyed
+            there = (there | set(about.makes)) - destroyed
             found.append((t, do))
         return found
 
@@ -130,6 +134,6 @@ class Plan:
         """The guests that are there after these deeds and will not vanish."""
         there = {guest["vmid"] for guest in self.guests}
         for _, do in deeds:
-            there |= set(verbs.parse(do).makes)
+            there |= set(deed(do).makes)
             there -= {int(do.split()[1])} if do.startswith("destroy ") else set()
         return sorted(there - self.fragile)

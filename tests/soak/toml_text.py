@@ -10,7 +10,7 @@ Data = dict[str, Any]
 
 
 def to_toml(data: Mapping[str, Any]) -> str:
-    """A scenario file: plain keys, [host], [config.*], then [[guest]], [[at]] and [[after]], each with the order that it has in the data."""
+    """A scenario file: plain keys, [host], [config.*], then [[guest]], [[at]] and [[after]], in the order of the data."""
     lines = [*_pairs({key: data[key] for key in ("summary", "until")})]
     tables = {"host": data.get("host", {}), **{f"config.{name}": keys for name, keys in data.get("config", {}).items()}}
     for name, table in tables.items():

@@ -90,7 +90,9 @@ class Simulation:
             self.due["follow"] = clock.boottime()
 
     def kill(self) -> None:
-        """The agent is gone, without a word."""
+        """The agent is gone, without a word; one that is gone already has nothing more to lose."""
+        if self.watch is None:
+            return
         self.watch, self.life.over = None, True
         self.due.clear()
         self.store.empty = False

@@ -1,0 +1,970 @@
+"""The invariant monitors: each holds for what comes close, and each breaks, by its name, when the agent is made to do wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from guestward.duties import power, starts, telling
+from guestward.duties.power import PowerWatch
+from guestward.duties.starts import Starter
+from guestward.duties.telling import Teller
+from guestward.model.decision import Guard, Outcome
+from guestward.model.events import Event, Level
+from guestward.policy import attempts, gate, guards, recall, turns
+from guestward.ports import GuestLabel, PveError
+from guestward.sim.doors import Fault
+from guestward.sim.monitors.heard import CANARY
+from guestward.sim.run import Simulation
+from guestward.sim.world import BOOTED, EPOCH
+from tests.unit.build import CT, down, every, simulation
+
+NO = (False, "")
+Doctor = Callable[[pytest.MonkeyPatch], None]
+
+
+def blind(*names: Guard) -> Doctor:
+    """An agent without these guards."""
+
+    def doctor(patch: pytest.MonkeyPatch) -> None:
+        for name in names:
+            patch.setitem(guards._QUESTIONS, name, lambda case: NO)
+
+    return doctor
+
+
+def breaks(sim: Simulation, until: float, invariant: str, *words: str) -> None:
+    """The run ends with that invariant, and the message has these words."""
+    sim.run(until)
+    sim.finish()
+    assert sim.violation is not None, "nothing broke"
+    assert sim.violation.invariant == invariant, sim.violation
+    assert sim.stream[-1] is sim.violation
+    assert all(word in sim.violation.message for word in words), sim.violation.message
+
+
+def holds(sim: Simulation, until: float) -> Simulation:
+    sim.run(until)
+    sim.finish()
+    assert sim.violation is None, sim.violation
+    return sim
+
+
+def told(sim: Simulation, event: Any, level: Level | None = None, guard: str = "", **fields: Any) -> None:
+    """The agent says something, whatever it knows."""
+    label = GuestLabel(CT, "guest101", guard) if event.guest else None
+    sim.journal.emit(event, level, message="x", guest=label, **fields)
+
+
+def says(event: Any, level: Level | None = None, guard: str = "", **fields: Any) -> Simulation:
+    """A guest runs; at 130 s, with a sweep, the agent says something that is not so."""
+    sim = simulation()
+    sim.world.add(101)
+    sim.run(100)
+    look = PowerWatch.sweep
+
+    def sweep(self: PowerWatch) -> Any:
+        report = look(self)
+        told(sim, event, level, guard, **fields)
+        return report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PowerWatch, "sweep", sweep)
+        sim.run(130)
+    return sim
+
+
+# ---------------------------------------------------------------------------------------------------- starts that must not be
+
+
+def off(sim: Simulation) -> None:
+    down(sim, 101, onboot="0")
+
+
+def locked(sim: Simulation) -> None:
+    down(sim, 101, lock="migrate")
+
+
+def foreign(sim: Simulation) -> None:
+    down(sim, 101, pool="other")
+    sim.world.acl.grant("VM.Audit", "/vms/101")
+    sim.world.acl.grant("VM.PowerMgmt", "/vms/101")
+
+
+def backed_up(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: sim.world.task("vzdump", "101"))
+
+
+def archived(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: (sim.world.vzdump.archives.add(101), sim.world.touch()))
+
+
+def unprovable(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: sim.world.unreadable.update(flock="denied"))
+
+
+def without_audit(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(70, lambda: sim.world.acl.revoke("Sys.Audit", "/nodes/pve1"))
+
+
+def at_work(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: sim.world.task("vzmigrate", "101"))
+
+
+def held(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.hold(101)
+
+
+def of_ha(sim: Simulation) -> None:
+    down(sim, 101, ha=("started",))
+
+
+def offline(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: sim.world.storage("local", online=False))
+
+
+def scratch(sim: Simulation) -> None:
+    sim.world.add(990001, running=False, pool="guestward")
+
+
+def template(sim: Simulation) -> None:
+    sim.world.add(101, running=False, template=True)
+
+
+def new(sim: Simulation) -> None:
+    sim.world.add(102)
+
+    def create() -> None:
+        guest = sim.world.create(101)
+        guest.onboot, guest.pool = True, "guestward"
+
+    sim.world.at(35, create)
+
+
+def no_quorum(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: setattr(sim.world, "quorate", False))
+
+
+def stopall(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.world.at(35, lambda: sim.world.task("stopall"))
+
+
+def node_held(sim: Simulation) -> None:
+    down(sim, 101)
+    sim.hold()
+
+
+def mass_stop(sim: Simulation) -> None:
+    for vmid in (101, 102, 103):
+        sim.world.add(vmid)
+        sim.world.at(30, partial(sim.world.stop, vmid))
+
+
+MUST_NOT = [
+    ("I1", off, blind(Guard.ONBOOT_OFF)),
+    ("I1", scratch, blind(Guard.SCRATCH_BAND)),
+    ("I1", template, blind(Guard.TEMPLATE)),
+    ("I3", locked, blind(Guard.LOCKED)),
+    ("I4", backed_up, blind(Guard.BACKUP)),
+    ("I4", archived, blind(Guard.BACKUP)),
+    ("I4", unprovable, blind(Guard.BACKUP_UNKNOWN)),
+    ("I4", without_audit, blind(Guard.BACKUP_UNKNOWN)),
+    ("TASK", at_work, blind(Guard.TASK)),
+    ("HELD", held, blind(Guard.HELD)),
+    ("HA", of_ha, blind(Guard.HA)),
+    ("STORAGE", offline, blind(Guard.STORAGE_OFFLINE)),
+    ("NEW", new, blind(Guard.NEW_HERE)),
+    ("GATE", no_quorum, blind(Guard.HOST_GATE)),
+    ("GATE", stopall, blind(Guard.HOST_GATE)),
+    ("GATE", node_held, blind(Guard.HOST_GATE)),
+    ("GATE", mass_stop, blind(Guard.HOST_GATE)),
+    ("CONFIRM", partial(down, vmid=101), blind(Guard.UNCONFIRMED)),
+]
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__name__", str(value) if isinstance(value, str) else "")
+
+
+@pytest.mark.parametrize(("invariant", "scene", "doctor"), MUST_NOT, ids=_name)
+def test_without_its_guard_a_start_breaks_the_invariant_and_with_it_nothing_breaks(
+    invariant: str, scene: Callable[[Simulation], None], doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = simulation()
+    scene(sim)
+    holds(sim, 900)
+    with monkeypatch.context() as patch:
+        doctor(patch)
+        sim = simulation()
+        scene(sim)
+        breaks(sim, 900, invariant, "990001" if scene is scratch else "10")
+
+
+def test_i1_a_guest_of_another_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation()
+    foreign(sim)
+    holds(sim, 600)
+    sim = simulation()
+    foreign(sim)
+    sim.run(95)
+    ask(sim, "live", "config")
+    breaks_now(sim, "I1", "101")
+
+
+def ask(sim: Simulation, *kinds: str) -> None:
+    """The agent asks these things of 101."""
+    assert sim.watch is not None
+    env, deadline = sim.watch.env, sim.world.boottime + 10
+    questions: dict[str, Callable[[], object]] = {
+        "live": lambda: env.pve.live(CT, deadline=deadline),
+        "config": lambda: env.pve.config(CT, deadline=deadline),
+        "active": lambda: env.pve.active_tasks(deadline=deadline),
+        "backups": env.host.backups,
+        "members": lambda: env.pve.members("guestward", deadline=deadline),
+    }
+    for kind in kinds:
+        questions[kind]()
+
+
+def breaks_now(sim: Simulation, invariant: str, *words: str) -> None:
+    """A start of 101 sent at this very moment."""
+
+    def start() -> None:
+        assert sim.watch is not None
+        sim.watch.env.pve.start(CT, deadline=sim.world.boottime + 10)
+
+    sim.world.at(sim.world.now, start)
+    breaks(sim, sim.world.now + 1, invariant, *words)
+
+
+def test_i2_a_start_of_a_guest_that_runs() -> None:
+    sim = simulation()
+    sim.world.add(101, "lxc")
+    sim.run(95)
+    ask(sim, "live", "config", "active", "backups")
+    breaks_now(sim, "I2", "101", "it runs")
+
+
+@pytest.mark.parametrize("asked", [("config", "active", "backups"), ("live", "active", "backups")], ids=str)
+def test_i12_a_start_without_a_look_right_before_it(asked: tuple[str, ...]) -> None:
+    sim = simulation()
+    sim.world.add(101, running=False)
+    sim.run(10)
+    sim.world.acl.changed()
+    ask(sim, *asked)
+    breaks_now(sim, "I12", "101", "without a read of its")
+
+
+def test_i4_a_start_without_asking_the_witnesses() -> None:
+    sim = simulation()
+    sim.world.add(101, running=False)
+    sim.run(10)
+    ask(sim, "live", "config", "active")
+    breaks_now(sim, "I4", "101", "did not answer")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sim: setattr(sim.world.guests[101], "lock", "backup"),
+        lambda sim: setattr(sim.world.guests[101], "onboot", False),
+        lambda sim: setattr(sim.world, "quorate", False),
+        lambda sim: sim.world.task("vzdump", "101"),
+        lambda sim: sim.world.power_on(101),
+        lambda sim: sim.hold(101),
+    ],
+)
+def test_what_comes_after_the_last_look_is_no_fault(change: Callable[[Simulation], object]) -> None:
+    sim = simulation()
+    down(sim, 101)
+    sim.pve.before["POST /nodes/pve1/lxc/101/status/start"] = lambda: change(sim)
+    holds(sim, 300)
+
+
+def test_operator_stop_hold_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> Simulation:
+        sim = simulation(operator_stop="hold")
+        sim.world.add(101)
+        sim.world.at(30, lambda: sim.world.stop(101, by="alice@pve"))
+        return sim
+
+    holds(stopped(), 600)
+    blind(Guard.HELD)(monkeypatch)
+    breaks(stopped(), 600, "HELD", "101", "alice@pve")
+
+
+def test_a_mass_stop_that_was_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power.causes, "mass_stop", lambda *of: False)
+    sim = simulation()
+    mass_stop(sim)
+    breaks(sim, 900, "GATE", "before the pause")
+
+
+# ---------------------------------------------------------------------------------------------------- order
+
+
+def two(sim: Simulation) -> None:
+    down(sim, 101, startup="order=1,up=60", start_takes=20.0)
+    down(sim, 102, startup="order=2")
+
+
+def test_order_and_its_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation()
+    two(sim)
+    holds(sim, 600)
+    monkeypatch.setattr(starts, "whose_turn", lambda due, under_way, parallel: turns.in_order(due))
+    sim = simulation()
+    two(sim)
+    breaks(sim, 600, "ORDER", "lxc/102", "lxc/101")
+
+
+def test_a_delay_that_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Starter.ended
+
+    def forgets(self: Starter, *of: Any) -> None:
+        ended(self, *of)
+        self.next_turn_at = 0.0
+
+    monkeypatch.setattr(Starter, "ended", forgets)
+    sim = simulation()
+    two(sim)
+    breaks(sim, 600, "ORDER", "start of 102", "up=60")
+
+
+def test_no_more_than_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def three() -> Simulation:
+        sim = simulation(parallel=2)
+        for vmid in (101, 102, 103):
+            down(sim, vmid, start_takes=30.0)
+        return sim
+
+    holds(three(), 600)
+    monkeypatch.setattr(starts, "whose_turn", lambda due, under_way, parallel: turns.in_order(due))
+    breaks(three(), 600, "ORDER", "at most 2")
+
+
+# ---------------------------------------------------------------------------------------------------- attempts
+
+
+def failing(**watchdog: Any) -> Simulation:
+    sim = simulation(**watchdog)
+    down(sim, 101, start=("fail: x",))
+    return sim
+
+
+def test_i5_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    holds(failing(), 7200)
+    blind(Guard.EXHAUSTED)(monkeypatch)
+    breaks(failing(), 7200, "I5", "lxc/101", "start 4")
+
+
+def test_i5_the_bound_outlives_the_agent() -> None:
+    sim = failing()
+    sim.run(900)
+    sim.kill()
+    sim.store.guest_memories[CT] = replace(sim.store.guest_memories[CT], attempts=(), given_up=False)
+    sim.start()
+    breaks(sim, 3000, "I5", "lxc/101", "start 4")
+
+
+@pytest.mark.parametrize("again", ["rearm", "configuration", "boot", "stable", "identity"])
+def test_i5_there_are_reasons_for_new_attempts(again: str) -> None:
+    sim = failing()
+    sim.run(900)
+    world = sim.world
+    if again == "rearm":
+        sim.rearm(101)
+    elif again == "configuration":
+        world.guests[101].note = "changed"
+    elif again == "boot":
+        sim.host("booting")
+        sim.run(1000)
+        sim.host("up")
+        sim.run(1010)
+        world.die(101)
+    elif again == "stable":
+        world.power_on(101)
+        sim.run(2400)
+        world.die(101)
+    else:
+        world.guests[101].identity = "another"
+        sim.run(1000)
+        sim.rearm(101)
+    holds(sim, 6000)
+    assert len(sim.starts()) == 6
+
+
+def test_i5_the_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    holds(failing(), 1200)
+    blind(Guard.BACKOFF)(monkeypatch)
+    breaks(failing(), 1200, "I5", "lxc/101", "back-off is 60 s")
+
+
+def test_i16_a_wall_clock_that_is_set_shortens_no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = failing()
+    sim.world.at(95, lambda: sim.world.clock_wall(3600))
+    holds(sim, 1200)
+    asked = guards._QUESTIONS[Guard.BACKOFF]
+    by_wall = lambda case: asked(replace(case, obs=replace(case.obs, at=case.obs.wall - EPOCH + BOOTED)))  # noqa: E731
+    monkeypatch.setitem(guards._QUESTIONS, Guard.BACKOFF, by_wall)
+    sim = failing()
+    sim.world.at(95, lambda: sim.world.clock_wall(3600))
+    breaks(sim, 1200, "I5", "lxc/101")
+
+
+def test_i5_given_up_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = recall.settle
+
+    def again(*of: Any, **how: Any) -> Any:
+        found = settle(*of, **how)
+        return replace(found, memory=replace(found.memory, given_up=False))
+
+    monkeypatch.setattr(recall, "settle", again)
+    breaks(failing(), 3600, "I5", "lxc/101", "given up again")
+
+
+def test_i5_given_up_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guards._QUESTIONS, Guard.EXHAUSTED, lambda case: (len(case.memory.attempts) >= 2, ""))
+    breaks(failing(), 3600, "I5", "lxc/101", "after 2 attempts")
+
+
+def test_i11_a_second_request_while_the_first_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> Simulation:
+        sim = simulation(start_timeout="10m")
+        down(sim, 101, start=("lost before", "ok"))
+        return sim
+
+    holds(lost(), 1500)
+    send = Starter._send
+
+    def twice(self: Starter, memory: Any) -> None:
+        send(self, memory)
+        self.state.env.pve.live(memory.id, deadline=1e9)
+        self.state.env.pve.config(memory.id, deadline=1e9)
+        self.state.env.pve.active_tasks(deadline=1e9)
+        self.state.env.host.backups()
+        send(self, memory)
+
+    monkeypatch.setattr(Starter, "_send", twice)
+    breaks(lost(), 300, "I11", "lxc/101")
+
+
+# ---------------------------------------------------------------------------------------------------- outcomes
+
+
+@pytest.mark.parametrize("script", ["ok", "hang", "lost before", "lost after", "warnings: 2", "fail: x", "ok: stays stopped", "flap 5"])
+def test_every_outcome_is_told_as_it_was(script: str) -> None:
+    sim = simulation()
+    down(sim, 101, start=(script,), start_takes=20.0)
+    holds(sim, 1800)
+
+
+def always(outcome: Outcome) -> Doctor:
+    def doctor(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(attempts, "follow", lambda attempt, at, said, live: attempts.end(attempt, at, outcome, "x"))
+
+    return doctor
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "invariant"),
+    [
+        ("hang", Outcome.STARTED, "I12"),
+        ("hang", Outcome.FAILED, "I9"),
+        ("lost before", Outcome.FAILED, "I9"),
+        ("ok", Outcome.UNKNOWN, "I9"),
+        ("fail: x", Outcome.UNKNOWN, "I9"),
+        ("fail: x", Outcome.UNCHANGED, "I9"),
+        ("fail: x", Outcome.HANDED_TO_HA, "I9"),
+        ("fail: x", Outcome.STARTED, "I12"),
+    ],
+)
+def test_i9_i12_an_outcome_that_was_not(script: str, outcome: Outcome, invariant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    always(outcome)(monkeypatch)
+    sim = simulation()
+    down(sim, 101, start=(script,))
+    breaks(sim, 600, invariant, "lxc/101")
+
+
+def test_i9_a_task_that_was_cut_off_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut() -> Simulation:
+        sim = simulation()
+        down(sim, 101, start=("hang", "ok"))
+        sim.world.at(95, lambda: sim.world.task_end("vzstart", "101", said="unexpected status"))
+        return sim
+
+    holds(cut(), 600)
+    monkeypatch.setattr(attempts, "_not_there", lambda attempt, at: attempts.end(attempt, at, Outcome.FAILED, "cut off"))
+    breaks(cut(), 600, "I9", "lxc/101", "unexpected status")
+
+
+def test_i10_what_comes_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow() -> Simulation:
+        sim = simulation(start_timeout="30s")
+        down(sim, 101, start_takes=60.0)
+        return sim
+
+    holds(slow(), 600)
+    step = Starter.step
+
+    def patient(self: Starter, memory: Any) -> None:
+        attempt = replace(memory.attempts[-1], deadline=memory.attempts[-1].deadline + 1000)
+        step(self, replace(memory, attempts=(*memory.attempts[:-1], attempt)))
+
+    monkeypatch.setattr(Starter, "step", patient)
+    breaks(slow(), 600, "I10", "lxc/101", "after its deadline")
+
+
+def test_each_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Starter, "_tell_attempt", lambda *of: None)
+    sim = simulation()
+    down(sim, 101)
+    breaks(sim, 300, "CLAIMS", "lxc/101", "was not told")
+
+
+def test_each_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Starter.ended
+
+    class Mute:
+        def emit(self, *of: Any, **how: Any) -> None:
+            return
+
+    def muted(self: Starter, memory: Any, attempt: Any) -> None:
+        journal, self.state.env.journal = self.state.env.journal, Mute()
+        ended(self, memory, attempt)
+        self.state.env.journal = journal
+
+    monkeypatch.setattr(Starter, "ended", muted)
+    sim = simulation()
+    down(sim, 101)
+    breaks(sim, 1200, "CLAIMS", "lxc/101", "never told")
+
+
+# ---------------------------------------------------------------------------------------------------- telling
+
+
+def test_i6_an_aborted_sweep_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def troubled() -> Simulation:
+        sim = simulation(heartbeat_every=3)
+        sim.world.add(101)
+        every(sim, 120, lambda: sim.world.api.fault("/nodes/pve1/lxc", 500), until=1200, start=50)
+        every(sim, 120, sim.world.api.up, until=1200, start=110)
+        return sim
+
+    holds(troubled(), 1300)
+    abort = PowerWatch._abort
+
+    def counts(self: PowerWatch, seen: Any, *, counted: bool) -> Any:
+        found = abort(self, seen, counted=counted)
+        self.state.node = replace(self.state.node, sweeps=self.state.node.sweeps + 1)
+        return found
+
+    monkeypatch.setattr(PowerWatch, "_abort", counts)
+    breaks(troubled(), 1300, "I6")
+
+
+@pytest.mark.parametrize("field", ["guests_evaluated", "currently_stopped", "sweeps_since_boot", "left_down"])
+def test_i6_numbers_that_are_not_so(field: str) -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.world.add(102, running=False, onboot=False)
+    emit = sim.journal.emit
+
+    def lies(event: Any, level: Any = None, *, message: str, guest: Any = None, **fields: Any) -> None:
+        if field in fields:
+            fields[field] = [] if field == "left_down" else fields[field] + (10 if field == "sweeps_since_boot" else 1)
+        emit(event, level, message=message, guest=guest, **fields)
+
+    holds(sim, 500)
+    assert sim.watch is not None
+    sim.watch.env.journal = type("Liar", (), {"emit": staticmethod(lies)})()
+    breaks(sim, 700, "I6")
+
+
+def test_i6_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PowerWatch, "_heartbeat", lambda self: None)
+    sim = simulation()
+    breaks(sim, 700, "I6", "no heartbeat")
+
+
+def test_i13_a_grant_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def revoked() -> Simulation:
+        sim = simulation()
+        sim.world.add(101)
+        sim.world.at(130, lambda: sim.world.acl.revoke("Datastore.Audit", "/storage"))
+        sim.world.at(400, lambda: sim.world.acl.grant("Datastore.Audit", "/storage"))
+        return sim
+
+    holds(revoked(), 900)
+    monkeypatch.setattr(Teller, "grants", lambda self, lost: None)
+    breaks(revoked(), 900, "I13", "Datastore.Audit on /storage", "lost")
+
+
+def test_i13_a_grant_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    grants = Teller.grants
+
+    def forgetful(self: Teller, lost: Any) -> None:
+        grants(self, lost)
+        self.lost = frozenset()
+
+    monkeypatch.setattr(Teller, "grants", forgetful)
+    sim = simulation()
+    sim.world.at(130, lambda: sim.world.acl.revoke("Datastore.Audit", "/storage"))
+    breaks(sim, 900, "I13", "told before")
+
+
+def test_i14_a_dead_agent_does_nothing() -> None:
+    sim = simulation()
+    sim.world.add(101, running=False)
+    sim.run(10)
+    sim.kill()
+    sim.world.at(20, lambda: sim.world.effect("api", "start", 101, "ok"))
+    breaks(sim, 30, "I14", "101")
+
+
+@pytest.mark.parametrize("verb", ["stop", "destroy", "reset", "shutdown", "release-scratch"])
+def test_i8_nothing_is_stopped_or_destroyed_outside_the_band(verb: str) -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.world.at(20, lambda: sim.world.effect("api", verb, 101, "ok"))
+    breaks(sim, 30, "I8", "101", verb)
+
+
+def leftover(**traits: Any) -> Simulation:
+    sim = Simulation(settings={"scratch": {"origins": ["restic@pve!restore"]}})
+    sim.world.add(990003, running=False, pool=None, **traits)
+    sim.run(10)
+    return sim
+
+
+@pytest.mark.parametrize("why", ["tag", "origin"])
+def test_i8_a_proven_leftover_may_go(why: str) -> None:
+    sim = leftover(tags="a;guestward-scratch" if why == "tag" else "")
+    if why == "origin":
+        sim.world.restore(990003, by="restic@pve!restore")
+    sim.world.at(20, lambda: sim.world.effect("api", "destroy", 990003, "ok"))
+    holds(sim, 30)
+
+
+@pytest.mark.parametrize(
+    ("traits", "word"),
+    [
+        ({}, "nothing proves"),
+        ({"tags": "guestward-scratch", "protection": True}, "protected"),
+        ({"tags": "guestward-scratch", "ha": ("started",)}, "HA"),
+        ({"tags": "guestward-scratch", "template": True}, "template"),
+    ],
+)
+def test_i8_what_is_not_proven_or_protected_stays(traits: dict[str, Any], word: str) -> None:
+    sim = leftover(**traits)
+    sim.world.at(20, lambda: sim.world.effect("api", "destroy", 990003, "ok"))
+    breaks(sim, 30, "I8", "990003", word)
+
+
+def stale(lock: str = "backup", kind: str = "lxc") -> Simulation:
+    sim = simulation()
+    sim.world.add(101, kind)
+    sim.world.at(10, lambda: sim.world.backup_begin(101))
+    sim.world.at(20, sim.world.backup_kill)
+    sim.world.at(21, lambda: setattr(sim.world.guests[101], "lock", lock))
+    sim.run(70)
+    return sim
+
+
+def acts(sim: Simulation, verb: str) -> None:
+    """The helper does it."""
+    guest = sim.world.guests[101]
+    if verb == "unlock":
+        guest.lock = None
+    elif verb == "delete-snapshot":
+        guest.snapshots = {}
+    sim.world.effect("helper", verb, 101, "ok")
+
+
+def test_i7_a_stale_lock_goes_in_order() -> None:
+    sim = stale()
+    sim.world.at(80, lambda: (acts(sim, "unlock"), acts(sim, "delete-snapshot")))
+    sim.world.at(81, lambda: sim.world.die(101))
+    holds(sim, 400)
+    assert len(sim.starts()) == 1
+
+
+def test_i7_a_start_before_the_snapshot_is_gone() -> None:
+    sim = stale()
+    sim.world.at(80, lambda: acts(sim, "unlock"))
+    sim.world.at(81, lambda: sim.world.die(101))
+    breaks(sim, 400, "I7", "101", "before its snapshot")
+
+
+@pytest.mark.parametrize("why", ["kind", "owner", "no trace", "archive"])
+def test_i7_a_lock_that_is_somebodys(why: str) -> None:
+    sim = stale("migrate" if why == "kind" else "backup")
+    if why == "owner":
+        sim.world.task("vzdump", "101")
+    elif why == "archive":
+        sim.world.vzdump.archives.add(101)
+    elif why == "no trace":
+        sim.world.archive.clear()
+        sim.world.vzdump.stale = None
+    sim.world.at(80, lambda: acts(sim, "unlock"))
+    breaks(sim, 400, "I7", "unlock of 101")
+
+
+def test_i7_a_vms_snapshot_is_its_owners() -> None:
+    sim = stale(kind="qemu")
+    sim.world.at(80, lambda: acts(sim, "delete-snapshot"))
+    breaks(sim, 400, "I7", "101", "VM")
+
+
+def test_i3_no_unlock_through_the_api() -> None:
+    sim = stale()
+    sim.world.at(80, lambda: sim.world.effect("api", "unlock", 101, "refused"))
+    breaks(sim, 400, "I3", "101")
+
+
+def test_i15_a_sweep_that_does_not_come() -> None:
+    sim = simulation()
+    sim.world.at(100, lambda: sim.due.update(sweep=sim.world.boottime + 900))
+    breaks(sim, 1200, "I15", "no sweep between")
+
+
+def test_i15_a_host_that_sleeps_misses_none() -> None:
+    sim = simulation()
+    sim.world.at(100, lambda: sim.world.suspend(7200))
+    holds(sim, 600)
+
+
+def test_i16_a_sweep_that_the_wall_clock_moved() -> None:
+    sim = simulation()
+    sim.world.at(100, lambda: sim.world.clock_wall(-3600))
+    holds(sim, 600)
+    sim = simulation()
+    sim.world.at(100, lambda: (sim.world.clock_wall(-900), sim.due.update(sweep=sim.world.boottime + 900)))
+    breaks(sim, 1200, "I16", "no sweep between")
+
+
+@pytest.mark.parametrize("text", [CANARY, "Authorization: x"])
+def test_i17_no_secret_in_a_record(text: str) -> None:
+    sim = simulation()
+    sim.run(10)
+    sim.world.at(20, lambda: sim.journal.emit(Event.LIBRARY, message=f"oops {text}", where="x", reason="x"))
+    breaks(sim, 30, "I17", "library")
+
+
+def test_i17_doors_in_a_record_hold_the_secret() -> None:
+    sim = simulation()
+    sim.run(10)
+    assert sim.watch is not None
+    env = sim.watch.env
+    sim.world.at(20, lambda: sim.journal.emit(Event.LIBRARY, message="x", where="x", reason=repr(env.pve)))
+    breaks(sim, 30, "I17", "the secret of the token")
+
+
+def test_i18_a_trouble_that_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def down_for_hours() -> Simulation:
+        sim = simulation()
+        sim.world.add(101)
+        sim.world.at(30, sim.world.api.down)
+        return sim
+
+    holds(down_for_hours(), 7200)
+    monkeypatch.setattr(telling.Teller, "aborted", lambda *of: None)
+    breaks(down_for_hours(), 7200, "I18", "not a word")
+
+
+# ---------------------------------------------------------------------------------------------------- claims
+
+
+CLAIMS: list[tuple[Any, dict[str, Any]]] = [
+    (Event.GUEST_DOWN, {"evidence": "", "cause": "", "guard": "locked"}),
+    (Event.GUEST_WAITING, {"evidence": "", "cause": "", "guard": "held"}),
+    (Event.GUEST_UP, {"down_s": 30}),
+    (Event.GUEST_FORGOTTEN, {"reason": "it left the pool"}),
+    (Event.GUEST_FORGOTTEN, {"reason": "it was destroyed"}),
+    (Event.GUEST_FORGOTTEN, {"reason": "it moved to node pve2"}),
+    (Event.GUEST_FORGOTTEN, {"reason": "made anew"}),
+    (Event.START_ATTEMPT, {"attempt": 1, "of": 3, "cause": "", "upid": ""}),
+    (Event.REARMED, {"reason": "by an operator"}),
+    (Event.REARMED, {"reason": "its configuration changed"}),
+    (Event.REARMED, {"reason": "storage local is back"}),
+    (Event.NOT_WORKING, {"state": "paused"}),
+    (Event.BACKUP_WAIT_LONG, {"evidence": "", "waited_s": 11000}),
+    (Event.HOST_GATE_CLOSED, {"reasons": ["booting"], "evidence": ""}),
+    (Event.HOST_GATE_CLOSED, {"reasons": ["mass_stop"], "evidence": "", "level": Level.WARN}),
+    (Event.HOST_GATE_OPENED, {"closed_s": 3}),
+    (Event.HOST_WARNING, {"reason": "x"}),
+    (Event.HELD, {"scope": "101", "by": "root", "for_s": 10, "reason": ""}),
+    (Event.SWEEP_ABORTED, {"reason": "x", "aborted_in_a_row": 1, "aborted_for_s": 0}),
+    (Event.SWEEP_INCOMPLETE, {"reason": "x", "incomplete_for_s": 0}),
+    (Event.INTERNAL_ERROR, {"where": "x", "reason": "y"}),
+]
+
+
+@pytest.mark.parametrize(("event", "fields"), CLAIMS, ids=lambda value: value.name if hasattr(value, "name") else "")
+def test_a_claim_that_is_not_so(event: Any, fields: dict[str, Any]) -> None:
+    sim = says(event, **fields)
+    assert sim.violation is not None, "nothing broke"
+    assert sim.violation.invariant == "CLAIMS", sim.violation
+    if event.guest:
+        assert "lxc/101" in sim.violation.message
+
+
+@pytest.mark.parametrize(("event", "invariant"), [(Event.GRANT_LOST, "I13"), (Event.GRANT_RESTORED, "I13")])
+def test_a_grant_that_is_not_lost(event: Any, invariant: str) -> None:
+    sim = says(event, path="/storage", privilege="Datastore.Audit")
+    assert sim.violation is not None
+    assert sim.violation.invariant == invariant
+
+
+def test_given_up_is_not_told_of_nobody() -> None:
+    sim = says(Event.GIVEN_UP, attempts=1, reason="x")
+    assert sim.violation is not None
+    assert (sim.violation.invariant, "lxc/101" in sim.violation.message) in (("I5", True), ("CLAIMS", True))
+
+
+def test_a_result_of_no_start() -> None:
+    sim = says(Event.START_RESULT, outcome="started", attempt=1, reason="", upid="", down_s=1)
+    assert sim.violation is not None
+    assert (sim.violation.invariant, "lxc/101" in sim.violation.message) == ("I9", True)
+
+
+def test_works_again_is_told_of_a_guest_that_works() -> None:
+    def paused() -> Simulation:
+        sim = simulation()
+        sim.world.add(101, "qemu")
+        sim.world.at(30, lambda: setattr(sim.world.guests[101], "qmp", "paused"))
+        return sim
+
+    sim = paused()
+    sim.world.at(400, lambda: setattr(sim.world.guests[101], "qmp", "running"))
+    holds(sim, 600)
+    assert len(sim.events("working_again")) == 1
+    sim = paused()
+    sim.world.at(400, lambda: told_of(sim, "qemu"))
+    breaks(sim, 600, "CLAIMS", "qemu/101", "paused")
+
+
+def told_of(sim: Simulation, kind: str) -> None:
+    id = sim.world.guests[101].id
+    sim.journal.emit(Event.WORKING_AGAIN, message="x", guest=GuestLabel(id, "guest101", ""), state="paused")
+
+
+def test_who_stopped_it_is_told_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> Simulation:
+        sim = simulation()
+        sim.world.add(101)
+        sim.world.at(30, lambda: sim.world.stop(101, by="alice@pve"))
+        return sim
+
+    holds(stopped(), 300)
+    monkeypatch.setattr(power.causes, "stop_cause", lambda *of: None)
+    breaks(stopped(), 300, "CLAIMS", "lxc/101", "alice@pve")
+
+
+def test_a_name_that_it_never_had() -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.run(10)
+    sim.world.at(20, lambda: sim.journal.emit(Event.GUEST_UP, message="x", guest=GuestLabel(CT, "other", ""), down_s=0))
+    breaks(sim, 30, "CLAIMS", "lxc/101", "other")
+
+
+def test_a_gate_that_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Teller, "gate", lambda *of: None)
+    sim = simulation()
+    down(sim, 101)
+    sim.world.at(20, lambda: setattr(sim.world, "quorate", False))
+    breaks(sim, 600, "CLAIMS", "quorum", "not told")
+
+
+# ---------------------------------------------------------------------------------------------------- liveness
+
+
+def test_a_guest_that_nobody_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Starter, "begin_turns", lambda self: None)
+    sim = simulation()
+    down(sim, 101)
+    breaks(sim, 300, "LIVENESS", "lxc/101", "its guard is start")
+
+
+@pytest.mark.parametrize("guard", [Guard.LOCKED, Guard.TASK, Guard.BACKUP, Guard.ONBOOT_OFF, Guard.STORAGE_OFFLINE, Guard.HELD])
+def test_a_guard_that_sees_what_is_not_there(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guards._QUESTIONS, guard, lambda case: (True, "it only seems so"))
+    sim = simulation()
+    sim.world.add(101, running=False)
+    sim.run(5)
+    if sim.violation is None:
+        sim.run(500)
+    assert sim.violation is not None
+    assert sim.violation.invariant in ("LIVENESS", "CLAIMS"), sim.violation
+    assert "lxc/101" in sim.violation.message
+
+
+def test_a_gate_that_stays_closed_for_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "gate", lambda *of: gate.Gate((gate.Closure(gate.GateReason.NO_QUORUM, "x"),)))
+    sim = simulation()
+    down(sim, 101)
+    breaks(sim, 500, "CLAIMS", "no_quorum")
+
+
+def test_a_guest_shown_as_running_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guards._QUESTIONS, Guard.RUNNING, lambda case: (True, "it only seems so"))
+    sim = simulation()
+    sim.world.add(101, onboot=False)
+    sim.world.at(30, lambda: sim.world.die(101))
+    sim.run(500)
+    assert sim.violation is not None
+    assert "lxc/101" in sim.violation.message or "currently_stopped" in sim.violation.message
+
+
+@pytest.mark.parametrize(
+    "scene", [locked, backed_up, unprovable, at_work, held, of_ha, offline, new, no_quorum, stopall, node_held, mass_stop, off]
+)
+def test_what_stands_in_the_way_is_no_reason_to_complain(scene: Callable[[Simulation], None]) -> None:
+    sim = simulation()
+    scene(sim)
+    holds(sim, 3600)
+    assert sim.starts() == [] or scene is mass_stop
+
+
+def test_many_that_wait_for_their_turn() -> None:
+    sim = simulation(parallel=1)
+    for vmid in range(101, 109):
+        down(sim, vmid, start_takes=50.0, startup=f"order={vmid % 3},up=20")
+    holds(sim, 1200)
+    assert len(sim.starts()) == 8
+
+
+def test_a_troubled_api_excuses() -> None:
+    sim = simulation()
+    down(sim, 101)
+    sim.pve.faults["GET /nodes/pve1/lxc/101/status/current"] = Fault(lambda: PveError("500 oops", 500))
+    holds(sim, 3600)
+
+
+def test_an_unmonitored_simulation_has_none() -> None:
+    sim = Simulation(monitored=False)
+    assert (sim.monitors, sim.past) == ((), None)
+
+
+def test_an_ear_changes_no_answer() -> None:
+    """The doors with an ear in them answer as those behind them."""
+    sim = simulation()
+    sim.world.add(101)
+    assert sim.watch is not None
+    env = sim.watch.env
+    assert (env.pve.node, env.pve.token_id) == (sim.pve.node, sim.pve.token_id)
+    assert CT in env.pve.guests(CT.kind, deadline=sim.world.boottime + 10)
