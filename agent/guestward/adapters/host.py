@@ -10,17 +10,18 @@ import errno
 import json
 import os
 import re
-import shlex
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from guestward.adapters.units import system_state, unit_state
+from guestward.model.archives import ARCHIVERS, archived_guest
 from guestward.model.guest import GuestId, GuestKind
+from guestward.model.locks import LockWitnesses
 from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, NodeNames
+from guestward.model.pvefiles import flock_holder, in_a_guest, lives
 from guestward.model.reading import Reading, Unreadable
 from guestward.model.task import Upid, bounded
 
@@ -56,6 +57,19 @@ class LinuxHost:
     def backups(self) -> BackupWitnesses:
         """flock, pid file, archive processes."""
         return BackupWitnesses(flock=self._flock(), live_upid=self._live_upid(), archives=self._archives())
+
+    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
+        """When these guests' files were last written, and the UPID that the last vzdump which did not end well left in its pid file."""
+        path = self._at("run/vzdump.pid")
+        written = {guest: at for guest in guests if (at := self._written(guest)) is not None}
+        return LockWitnesses(written, _reading(path, lambda: _upid_in(path)))
+
+    def _written(self, guest: GuestId) -> float | None:
+        """pmxcfs keeps the time of each write (memdb.c); stat needs no right to read the file."""
+        folder = dict(_FOLDERS)[guest.kind]
+        with suppress(OSError):
+            return os.stat(self._at(f"etc/pve/nodes/{self._node}/{folder}/{guest.vmid}.conf")).st_mtime
+        return None
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Which of these containers' cgroups are frozen: a vzdump killed in suspend mode leaves one so (pve-facts C5)."""
@@ -194,12 +208,6 @@ def _stamp(entry: os.DirEntry[str]) -> str:
 
 # --- the flock on vzdump.lock ---
 
-_LOCK = re.compile(r"\d+:\s+(?P<waits>->\s+)?(?P<type>[A-Z]+|UNKNOWN \S+)\s")
-_FLOCK = re.compile(
-    r"\d+:\s+(?:->\s+)?FLOCK\s+\S+\s+(?P<access>READ|WRITE|UNLCK)\s+(?P<pid>-?\d+)\s+"
-    r"(?:<none>|(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+)):(?P<inode>\d+)\s.*"
-)
-
 
 def _flock_holder(path: str, proc: str) -> FlockHolder | None:
     try:
@@ -211,27 +219,7 @@ def _flock_holder(path: str, proc: str) -> FlockHolder | None:
     finally:
         os.close(descriptor)
     locks = f"{proc}/locks"
-    return _holder(_read(locks, _LARGE).decode("utf-8", "replace"), inode, device)
-
-
-def _holder(text: str, inode: int, device: tuple[int, int] | None) -> FlockHolder | None:
-    """Find the holder in /proc/locks (kernel fs/locks.c:lock_get_status). `->` is one who waits; device None matches any."""
-    found = None
-    for line in filter(str.strip, text.splitlines()):
-        kind = _LOCK.match(line)
-        if kind is None:
-            raise ValueError(f"/proc/locks has a line of unknown form: {bounded(line, 80)}")
-        if kind["type"] != "FLOCK" or kind["waits"]:
-            continue
-        lock = _FLOCK.fullmatch(line)
-        if lock is None:
-            raise ValueError(f"/proc/locks has a FLOCK line of unknown form: {bounded(line, 80)}")
-        if int(lock["inode"]) == inode and device in (None, (int(lock["major"] or "0", 16), int(lock["minor"] or "0", 16))):
-            holder = FlockHolder(max(0, int(lock["pid"])))  # -1 where the owner is a description, 0 outside our PID namespace
-            if lock["access"] == "WRITE":  # vzdump's own (VZDump.pm:getlock); a shared one is somebody's probe
-                return holder
-            found = found or holder
-    return found
+    return flock_holder(_read(locks, _LARGE).decode("utf-8", "replace"), inode, device)
 
 
 def _lock_device(descriptor: int, proc: str) -> tuple[int, int] | None:
@@ -262,19 +250,12 @@ def _upid_in(path: str) -> Upid | None:
 
 
 def _lives(proc: str, upid: Upid) -> bool:
-    """Whether the process is the one that began then, and no zombie (pve-common ProcFSTools.pm:check_process_running).
-
-    The command name may hold spaces and parentheses: fields count from the last one. Field 3 is the state, 22 the start time.
-    """
     try:
         text = _read(f"{proc}/{upid.pid}/stat", _SMALL).decode("utf-8", "replace")
     except _VANISHED:
         _refuse_hidden(proc)
         return False
-    fields = text.rpartition(")")[2].split()
-    if len(fields) < 20 or not fields[19].isdecimal():
-        raise ValueError(f"not a process status in {upid.pid}/stat: {bounded(text, 80)}")
-    return int(fields[19]) == upid.pstart and fields[0] not in ("Z", "X")
+    return lives(text, upid)
 
 
 def _refuse_hidden(proc: str) -> None:
@@ -297,14 +278,7 @@ def _frozen(path: str) -> bool:
 
 # --- processes that archive a guest ---
 
-_COMPRESSORS = frozenset({"zstd", "gzip", "lzop", "pigz"})  # pve-manager VZDump.pm:compressor_info
-_SHELLS = frozenset({"bash", "sh", "dash"})
-_WRITERS = _COMPRESSORS | {"tar", "cstream", "rsync", "vma"}
-_PROGRAMS = _WRITERS | _SHELLS | {"lxc-usernsexec", "proxmox-backup-client"}
 _HINT = re.compile(rb"vzdump|--backup-id")
-_ARCHIVE = re.compile(r"vzdump-(?:lxc|qemu)-([1-9]\d{2,8})-|vzdumptmp\d+_([1-9]\d{2,8})(?!\d)")  # VZDump.pm:exec_backup_task
-_TMPDIR = re.compile(r".*/(?:vzdump-lxc-\d+-[^/]*\.tmp|vzdumptmp\d+_\d+)/*")
-_VMID = re.compile(r"[1-9]\d{2,8}")
 _HEAD, _CMDLINE = 1024, 256 * 1024
 
 
@@ -328,7 +302,7 @@ def _command_line(path: str) -> list[str]:
         return []
     try:
         data = os.read(descriptor, _HEAD)
-        if os.path.basename(data.partition(b"\0")[0]).decode("utf-8", "replace") not in _PROGRAMS:
+        if os.path.basename(data.partition(b"\0")[0]).decode("utf-8", "replace") not in ARCHIVERS:
             return []
         while len(data) < _CMDLINE and (more := os.read(descriptor, _CMDLINE)):
             data += more
@@ -340,102 +314,7 @@ def _command_line(path: str) -> list[str]:
 
 
 def _in_a_guest(path: str) -> bool:
-    """Whether the process lives in a PID namespace below ours: a container could else claim that any guest is in a backup.
-
-    vzdump's tar has a user namespace of its own, but no PID namespace (pve-container LXC.pm:userns_command).
-    """
     try:
-        text = _read(path, _SMALL).decode("utf-8", "replace")
+        return in_a_guest(_read(path, _SMALL).decode("utf-8", "replace"))
     except _VANISHED:
         return False
-    pids = re.search(r"^NSpid:(.*)$", text, re.MULTILINE)
-    return pids is not None and len(pids[1].split()) > 1
-
-
-def archived_guest(argv: Sequence[str]) -> int | None:
-    """The guest that this command line archives, None when it does not: restores read the same archives, and `grep` names them.
-
-    The command lines are those of pve-container VZDump/LXC.pm:archive and qemu-server VZDump/QemuServer.pm:archive_vma, archive_pbs.
-    kvm never counts: it names volumes, and a VM's own backup job lives and dies inside it.
-    """
-    if argv and os.path.basename(argv[0]) in _SHELLS:
-        return _in_script(argv[1:])
-    return _in_command(argv)
-
-
-def _in_command(argv: Sequence[str]) -> int | None:
-    """One program, with or without the user namespace of an unprivileged container around it."""
-    if argv and os.path.basename(argv[0]) == "lxc-usernsexec" and "--" in argv:
-        argv = argv[argv.index("--") + 1 :]
-    program, arguments = os.path.basename(argv[0]) if argv else "", argv[1:]
-    if program == "proxmox-backup-client":
-        return _in_client_call(arguments)
-    return _named(arguments) if program in _WRITERS and _writes_archive(program, arguments) else None
-
-
-def _writes_archive(program: str, arguments: Sequence[str]) -> bool:
-    if program == "tar":  # `tar cpf - ...`; a restore is `tar xpf -`
-        bundle = arguments[0] if arguments else ""
-        return (not bundle.startswith("-") and "c" in bundle) or _option("c", "--create", arguments)
-    if program == "vma":  # `vma create`; a restore is `vma extract`
-        return arguments[:1] == ["create"]
-    if program == "rsync":  # suspend mode copies the container into the temporary directory (VZDump/LXC.pm:rsync_vm)
-        return bool(arguments) and _TMPDIR.fullmatch(arguments[-1]) is not None
-    if program == "cstream":  # a restore reads `cstream -t N -- ARCHIVE` (QemuServer.pm:restore_vma_archive)
-        return "--" not in arguments
-    return not _option("dtlx", "--(?:decompress|uncompress|extract|test|list)", arguments)  # `zstd -q -d -c ARCHIVE`
-
-
-def _option(letters: str, words: str, arguments: Sequence[str]) -> bool:
-    pattern = re.compile(rf"-[A-Za-z]*[{letters}][A-Za-z]*|{words}")
-    return any(pattern.fullmatch(argument) for argument in arguments)
-
-
-def _named(arguments: Iterable[str]) -> int | None:
-    match = next(filter(None, map(_ARCHIVE.search, arguments)), None)
-    return int(match[1] or match[2]) if match else None
-
-
-def _in_client_call(arguments: Sequence[str]) -> int | None:
-    """`proxmox-backup-client backup ... --backup-type ct --backup-id VMID`; a backup of the host itself has the type `host`."""
-    if arguments[:1] != ["backup"] or _value("--backup-type", arguments) == "host":
-        return None
-    vmid = _value("--backup-id", arguments)
-    return int(vmid) if _VMID.fullmatch(vmid) else None
-
-
-def _value(option: str, arguments: Sequence[str]) -> str:
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if argument == option:
-            return following
-        if argument.startswith(f"{option}="):
-            return argument.partition("=")[2]
-    return ""
-
-
-def _in_script(arguments: Sequence[str]) -> int | None:
-    """`bash -c "set -o pipefail && tar cpf ... | zstd >ARCHIVE"` (pve-common Cmd.pm:run), and `sh -c` of `vma create exec:...`."""
-    if len(arguments) < 2 or arguments[0] != "-c":
-        return None
-    lexer = shlex.shlex(arguments[1], posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    try:
-        words = list(lexer)
-    except ValueError:  # quotes that do not close: not a line that PVE wrote
-        return None
-    written = _named(target for redirect, target in pairwise(words) if redirect in (">", ">>"))
-    if written is not None:
-        return written
-    return next((vmid for command in _commands(words) if (vmid := _in_command(command)) is not None), None)
-
-
-def _commands(words: Iterable[str]) -> Iterator[list[str]]:
-    command: list[str] = []
-    for word in words:
-        if set(word) <= set("|&;()"):
-            yield command
-            command = []
-        else:
-            command.append(word)
-    yield command

@@ -11,6 +11,7 @@ from typing import Any
 
 from guestward.adapters import store
 from guestward.cli.output import FAILED, GRANTS, OK, USAGE, Answer, CommandError, Table, count, moment, span
+from guestward.cli.proof import lock_data, proof_of
 from guestward.config import Config
 from guestward.model.decision import GUARD_MEANING, Guard, Verdict
 from guestward.model.memory import Hold
@@ -144,7 +145,7 @@ def status(config: Config, clock: Clock) -> Answer:
         "guests": [guest_data(seen, row) for row in rows],
     }
     parts = (*_head(seen), "", *_guests(seen, rows))
-    return Answer(board.node, seen.wall, parts, data, seen.verdict, _warning(seen))
+    return Answer(board.node, seen.wall, parts, data, seen.verdict, warning(seen))
 
 
 def _head(seen: View) -> Iterator[str]:
@@ -210,7 +211,9 @@ def explain(config: Config, clock: Clock, vmid: int) -> Answer:
         "holds": [hold_data(hold, left, seen.wall) for hold, left in seen.holds if hold.vmid in (None, vmid)],
     }
     title = f"{row.decision.id} {row.decision.name}: {_state_words(seen, row)}"
-    return Answer(seen.board.node, seen.wall, (title, "", facts, "", verdicts), data, seen.verdict, _warning(seen))
+    proof = [part for lock in seen.board.locks if lock.id == row.decision.id for part in ("", *proof_of(lock))]
+    data["lock_proof"] = next((lock_data(seen, lock) for lock in seen.board.locks if lock.id == row.decision.id), None)
+    return Answer(seen.board.node, seen.wall, (title, "", facts, "", verdicts, *proof), data, seen.verdict, warning(seen))
 
 
 def _state_words(seen: View, row: Row) -> str:
@@ -259,7 +262,7 @@ _ENDS: dict[Guard, str] = {
     Guard.NEW_HERE: "nothing, until it has run, the host boots, or: guestward rearm {0}",
     Guard.HELD: "nothing, until it runs, its configuration changes, or: guestward rearm {0}",
     Guard.HA: "nothing by Guestward: PVE's HA starts its guests itself (ha-manager status)",
-    Guard.LOCKED: "nothing while the lock is there; looked at with every sweep (each {2})",
+    Guard.LOCKED: "nothing while the lock is there, unless it is proven to be nobody's: guestward locks --dry-run",
     Guard.TASK: "when the task has ended; looked at with every sweep (each {2})",
     Guard.BACKUP: "when the backup has ended; looked at with every sweep (each {2})",
     Guard.BACKUP_UNKNOWN: "when every witness can be read; `guestward check` says what is wrong with them",
@@ -371,8 +374,8 @@ def _freshness(seen: View) -> str:
     return f"{words}{gaps}; {count(board.sweeps, 'complete sweep')} since boot"
 
 
-def _warning(seen: View) -> str:
-    """What makes the answer less than it seems, for people."""
+def warning(seen: View) -> str:
+    """What makes an answer from this view less than it seems, for people."""
     if not seen.same_boot:
         return f"The host has booted since the agent last looked: what is shown is from before, and nobody guards the guests. {NOT_RUNNING}"
     if seen.board.ended:

@@ -1,0 +1,526 @@
+"""Every event's claim against the world: what it says happened, happened (I9, I10, I12)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
+
+from guestward.model.events import Level
+from guestward.model.task import Ok, Unknown, Warnings, exit_status
+from guestward.sim.log import Logged
+from guestward.sim.monitors import truth
+from guestward.sim.monitors.base import BrokenError, Watch
+from guestward.sim.monitors.past import STARTS, Facts, Past, Sent, Snap
+
+INTERRUPTED = ("received interrupt", "interrupted by signal")
+CAUSE = re.compile(r"(\S+) by (\S+) at ")
+SHOWN_FOR = 12.0  # pvestatd's word is that old at most (pve-facts A1)
+GOOD = ("started", "unchanged", "handed_to_ha")
+
+
+class LabelsTrue(Watch):
+    """Who it is about, and how loud."""
+
+    invariant, rule = "CLAIMS", "an event of a guest names a guest that is or was there, by a name that it has or had"
+
+    def event(self, logged: Logged) -> None:
+        """Judge the label."""
+        if logged.guest is None:
+            return
+        of = self.past.memory(logged.guest.vmid)
+        if logged.guest not in of.kinds:
+            self.broken(f"{logged.event} at {logged.t:.1f} s is about {logged.guest}, and no such guest was ever there")
+        if logged.name and logged.name not in of.names:
+            self.broken(f"{logged.event} of {logged.guest} at {logged.t:.1f} s calls it {logged.name!r}; it never had that name")
+
+
+class StartsTrue(Watch):
+    """start_attempt."""
+
+    invariant, rule = "CLAIMS", "start_attempt tells of a start that was sent, with its task and its number"
+
+    def event(self, logged: Logged) -> None:
+        """Judge an attempt."""
+        if logged.event != "start_attempt" or logged.guest is None:
+            return
+        past, id, upid = self.past, logged.guest, str(logged.fields.get("upid") or "")
+        request = next((asked for asked in reversed(past.job) if asked.kind == "start" and asked.vmid == id.vmid), None)
+        if request is None:
+            self.broken(f"start_attempt of {id} at {logged.t:.1f} s, and none was sent")
+        sent = self._sent(id.vmid, request.t)
+        if sent is None and not request.failed.startswith("PveUnreachable"):
+            self.broken(f"start_attempt of {id} at {logged.t:.1f} s, and nothing reached PVE")
+        if upid and (sent is None or sent.task is None or str(sent.task.upid) != upid):
+            self.broken(f"start_attempt of {id} at {logged.t:.1f} s names the task {upid}, which is not that of its start")
+        number, most = logged.fields.get("attempt"), logged.fields.get("of")
+        if most != past.rules.attempts or not isinstance(number, int) or not (sent.number if sent is not None else 1) <= number <= most:
+            self.broken(f"start_attempt of {id} at {logged.t:.1f} s is told as {number} of {most}")
+        self._cause(logged)
+
+    def _sent(self, vmid: int, since: float) -> Sent | None:
+        return next((sent for sent in reversed(self.past.memory(vmid).sent) if sent.t >= since), None)
+
+    def _cause(self, logged: Logged) -> None:
+        found = wrong_cause(self.past, logged)
+        if found:
+            self.broken(found)
+
+
+def wrong_cause(past: Past, logged: Logged) -> str:
+    """What is untrue in what an event says of who stopped the guest; "" when nothing is."""
+    assert logged.guest is not None  # noqa: S101 - events of guests only
+    cause, vmid = str(logged.fields.get("cause") or ""), str(logged.guest.vmid)
+    match = CAUSE.match(cause)
+    if match is not None:
+        tasks = (*past.world.tasks, *past.world.archive)
+        if (
+            not any(t.upid.type == match[1] and t.upid.user == match[2] and t.upid.id == vmid for t in tasks)
+            and len(past.world.archive) < 1900
+        ):
+            return f"{logged.event} of {logged.guest} at {logged.t:.1f} s says that {match[0]}... stopped it, and there was no such task"
+    elif cause.startswith("no stop task"):
+        stop = truth.stopped_on_purpose(past, int(vmid))
+        began = past.memory(int(vmid)).sent
+        if stop is not None and any(sent.at <= stop.at <= sent.told_at for sent in began):
+            return ""  # known: a stop that falls between a start of ours and its result is not looked for
+        later = stop is not None and any(
+            _after(task.upid.started_boottime, stop.at) for task in past.world.archive if _starts(task.upid, vmid)
+        )
+        if stop is not None and not later and not (began and began[-1].at > stop.at) and logged.t > past.memory(int(vmid)).down_at + 0.01:
+            return f"{logged.event} of {logged.guest} at {logged.t:.1f} s says `{cause}`; {stop.task.upid.type} by {stop.task.upid.user} did it"
+    return ""
+
+
+def _starts(upid: object, vmid: str) -> bool:
+    return getattr(upid, "type", "") in STARTS and getattr(upid, "id", "") == vmid
+
+
+def _after(one: float, other: float) -> bool:
+    return one >= other
+
+
+class OutcomesTrue(Watch):
+    """start_result: I9, I10, I12."""
+
+    invariant, rule = "I9", "an outcome is told only as it was: unknown is never told as success or failure"
+
+    def __init__(self, past: Past) -> None:
+        """pending: VMID -> the start of which the end is not told yet."""
+        super().__init__(past)
+        self.unsent: set[int] = set()
+
+    def event(self, logged: Logged) -> None:
+        """Judge a result. Runs before `ResultsTold` notes it."""
+        if logged.guest is None:
+            return
+        if logged.event == "start_attempt":
+            sent = self._open(logged.guest.vmid)
+            if sent is None or sent.attempt_told:
+                self.unsent.add(logged.guest.vmid)
+        elif logged.event == "start_result":
+            self._result(logged, logged.guest.vmid)
+
+    def _open(self, vmid: int) -> Sent | None:
+        return next((sent for sent in reversed(self.past.memory(vmid).sent) if not sent.outcome), None)
+
+    def _told_before_a_kill(self, vmid: int) -> Sent | None:
+        """An agent that is killed after it told a result and before it wrote it down tells it once more."""
+        last = next(reversed(self.past.memory(vmid).sent), None)
+        if last is None or not self.past.cut or last.life == self.past.life or last.repeated:
+            return None
+        last.repeated = True
+        return last
+
+    def _result(self, logged: Logged, vmid: int) -> None:
+        outcome, sent = str(logged.fields.get("outcome")), self._open(vmid)
+        if (logged.level is Level.INFO) != (outcome in GOOD):
+            self.broken(f"start_result {outcome} of {logged.guest} at {logged.t:.1f} s is told as {logged.level}")
+        if sent is None:
+            sent = self._told_before_a_kill(vmid)
+        if sent is None:
+            if vmid in self.unsent:
+                self.unsent.discard(vmid)
+                if outcome == "started" or outcome == "handed_to_ha":
+                    self.broken(f"start_result {outcome} of {logged.guest} at {logged.t:.1f} s, and nothing was sent")
+            elif outcome != "unknown" or self.past.life < 2:
+                self.broken(f"start_result {outcome} of {logged.guest} at {logged.t:.1f} s, and there was no start without a result")
+            return
+        {"started": self._started, "failed": self._failed, "unknown": self._unknown, "unchanged": self._unchanged}.get(
+            outcome, self._handed_over
+        )(logged, sent)
+        self._down(logged, sent)
+
+    def _started(self, logged: Logged, sent: Sent) -> None:
+        self._in_time(logged, sent)
+        snaps = [asked.snap for asked in self.past.job if asked.kind == "live"] or [self.past.sample()]
+        if not any(facts is not None and facts.seen for facts in (snap.guests.get(sent.id.vmid) for snap in snaps)):
+            raise BrokenError(
+                "I12", "success is claimed only of what was seen", f"{sent.id} is told as started at {logged.t:.1f} s and does not run"
+            )
+        if sent.result == "refused":
+            self.broken(f"{sent.id} is told as started at {logged.t:.1f} s although PVE refused the request")
+
+    def _failed(self, logged: Logged, sent: Sent) -> None:
+        if sent.result == "refused":
+            return
+        self._in_time(logged, sent)
+        said = sent.task.said if sent.task is not None else None
+        if said is None:
+            self.broken(
+                f"{sent.id} is told as failed at {logged.t:.1f} s; nobody knows: {'its task runs' if sent.task else 'the answer was lost'}"
+            )
+        status = exit_status(said)
+        if isinstance(status, Unknown) or said.startswith(INTERRUPTED):
+            self.broken(f"{sent.id} is told as failed at {logged.t:.1f} s; nobody knows: its task said {said!r}")
+        if isinstance(status, Ok | Warnings) and all(self._seen(snap, sent) for snap in self.past.snaps):
+            self.broken(f"{sent.id} is told as failed at {logged.t:.1f} s and runs")
+
+    def _seen(self, snap: Snap, sent: Sent) -> bool:
+        facts = snap.guests.get(sent.id.vmid)
+        return facts is not None and facts.seen and facts.works
+
+    def _unknown(self, logged: Logged, sent: Sent) -> None:
+        """Where the truth was plain and could be read it must be told."""
+        past = self.past
+        over = past.world.boottime >= sent.deadline(past.rules.start_timeout) - 0.01
+        said = sent.task.said if sent.task is not None else None
+        plain = said is not None and not isinstance(exit_status(said), Unknown) and not said.startswith(INTERRUPTED)
+        doubt = sent.gone or sent.life != past.life or past.world.now - past.api_failed < 30 or any(asked.failed for asked in past.job)
+        facts = past.snap.guests.get(sent.id.vmid)
+        if not over and plain and not doubt and facts is not None and facts.owned:
+            self.broken(f"{sent.id} is told as unknown at {logged.t:.1f} s; its task said {said!r}")
+        if not over and said is None and sent.task is not None and not doubt and facts is not None and facts.owned:
+            self.broken(f"{sent.id} is told as unknown at {logged.t:.1f} s, before its deadline, while its task runs")
+
+    def _unchanged(self, logged: Logged, sent: Sent) -> None:
+        said = sent.task.said if sent.task is not None else ""
+        if not sent.ran and not (said or "").endswith("already running"):
+            self.broken(f"{sent.id} is told as unchanged at {logged.t:.1f} s; it did not run when the start at {sent.t:.1f} s was sent")
+
+    def _handed_over(self, logged: Logged, sent: Sent) -> None:
+        if sent.task is None or sent.task.upid.type != "hastart":
+            self.broken(f"{sent.id} is told as {logged.fields.get('outcome')} at {logged.t:.1f} s, and PVE did not hand it to HA")
+
+    def _in_time(self, logged: Logged, sent: Sent) -> None:
+        late = self.past.world.boottime - sent.deadline(self.past.rules.start_timeout)
+        if late > 0.01:
+            raise BrokenError(
+                "I10",
+                "what comes after the deadline is not accepted",
+                f"{sent.id} is told as {logged.fields.get('outcome')} at {logged.t:.1f} s, {late:.1f} s after its deadline",
+            )
+
+    def _down(self, logged: Logged, sent: Sent) -> None:
+        """It cannot have been down for longer than since the first list that showed it so."""
+        said, of = logged.fields.get("down_s"), self.past.memory(sent.id.vmid)
+        since = of.seen_down if of.seen_down is not None else of.was_down
+        if isinstance(said, int | float) and since is not None and not sent.gone and said > self.past.world.boottime - since + 2:
+            self.broken(
+                f"start_result of {sent.id} at {logged.t:.1f} s says that it was down for {said} s; it was {self.past.world.boottime - since:.0f} s"
+            )
+
+
+Check = Callable[["EventsTrue", Logged], None]
+
+
+class EventsTrue(Watch):
+    """All the others."""
+
+    invariant, rule = "CLAIMS", "what an event says is so in the world, or was at the look that it comes from"
+    checks: ClassVar[Mapping[str, Check]] = {}
+
+    def event(self, logged: Logged) -> None:
+        """Judge it by its own checker."""
+        check = self.checks.get(logged.event)
+        if check is not None:
+            check(self, logged)
+
+    # ------------------------------------------------------------------------------------------------ guests
+
+    def _facts(self, logged: Logged) -> list[Facts | None]:
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        return [snap.guests.get(logged.guest.vmid) for snap in self.past.snaps]
+
+    def _never(self, logged: Logged, what: str) -> None:
+        self.broken(f"{logged.event} of {logged.guest} at {logged.t:.1f} s: {what}")
+
+    def down(self, logged: Logged) -> None:
+        """guest_down, guest_waiting: it does not run, its guard is so, and whoever is named stopped it."""
+        known = self._facts(logged)
+        if all(facts is not None and facts.seen for facts in known):
+            self._never(logged, "it runs")
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        if not any(guard_holds(self.past, snap, logged.guest.vmid, logged.guard) for snap in self.past.snaps):
+            self._never(logged, f"its guard is {logged.guard}, and that is not so")
+        found = wrong_cause(self.past, logged)
+        if found:
+            self.broken(found)
+
+    def up(self, logged: Logged) -> None:
+        """guest_up: it runs, and was not down for longer than it was seen down."""
+        if not any(facts is not None and facts.seen for facts in self._facts(logged)):
+            self._never(logged, "it does not run")
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        of, said = self.past.memory(logged.guest.vmid), logged.fields.get("down_s")
+        since = of.was_down if of.seen_down is None else of.seen_down
+        if since is None or not isinstance(said, int) or said > self.past.world.boottime - since + 2:
+            self._never(logged, f"it says that it was down for {said} s")
+
+    def forgotten(self, logged: Logged) -> None:
+        """guest_forgotten, by its reason."""
+        reason, known = str(logged.fields.get("reason")), self._facts(logged)
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        of = self.past.memory(logged.guest.vmid)
+        gone = any(facts is None or facts.id != logged.guest for facts in known)
+        if reason in ("identity changed", "made anew"):
+            true = bool(of.maybe_new)
+        elif reason == "it was destroyed":
+            true = gone or any(facts is not None and not facts.here for facts in known)
+        elif reason.startswith("it moved to node "):
+            guest = self.past.world.guests.get(logged.guest.vmid)
+            true = guest is not None and (
+                guest.node == reason.removeprefix("it moved to node ") or any(f is not None and not f.here for f in known)
+            )
+        else:
+            true = gone or any(facts is not None and not _in_pool(self.past, facts) for facts in known)
+        if not true:
+            self._never(logged, f"it says that {reason}, and that is not so")
+
+    def rearmed(self, logged: Logged) -> None:
+        """Rearmed, by its reason."""
+        reason, past = str(logged.fields.get("reason")), self.past
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        of = past.memory(logged.guest.vmid)
+        if reason == "by an operator":
+            true = logged.guest.vmid in past.took
+        elif reason == "its configuration changed":
+            true = of.config_changed > -math.inf or bool(of.maybe_new) or bool(of.resets)
+        else:
+            true = any(f"storage {name}" in reason or f" {name}" in reason for name in past.back_online)
+        if not true:
+            self._never(logged, f"it says that it is so {reason}, and that is not so")
+
+    def given_up(self, logged: Logged) -> None:
+        """given_up: it does not run."""
+        if all(facts is not None and facts.seen for facts in self._facts(logged)):
+            self._never(logged, "it runs")
+
+    def not_working(self, logged: Logged) -> None:
+        """not_working: it is in that state, as far as pvestatd's word can tell."""
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        guest, state = self.past.world.guests.get(logged.guest.vmid), logged.fields.get("state")
+        if guest is None or self._fresh(logged.guest.vmid):
+            return
+        if (state == "frozen") != guest.frozen and not (state == guest.qmp and guest.running):
+            self._never(logged, f"it says {state}; it is {guest.qmp if guest.running else 'stopped'}")
+
+    def working_again(self, logged: Logged) -> None:
+        """working_again: it runs and works."""
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        if not self._fresh(logged.guest.vmid) and not any(facts is not None and facts.works for facts in self._facts(logged)):
+            guest = self.past.world.guests.get(logged.guest.vmid)
+            state = "gone" if guest is None else "frozen" if guest.frozen else guest.qmp if guest.running else "stopped"
+            self._never(logged, f"it is {state}")
+
+    def _fresh(self, vmid: int) -> bool:
+        return self.past.world.now - self.past.memory(vmid).state_at <= SHOWN_FOR
+
+    def backup_wait_long(self, logged: Logged) -> None:
+        """backup_wait_long: it is down, for so long, and a backup may be the reason."""
+        known, said = self._facts(logged), logged.fields.get("waited_s")
+        assert logged.guest is not None  # noqa: S101 - events of guests only
+        since = self.past.memory(logged.guest.vmid).seen_down
+        if all(facts is not None and facts.seen for facts in known):
+            self._never(logged, "it runs")
+        if not isinstance(said, int) or since is None or said > self.past.world.boottime - since + 2:
+            self._never(logged, f"it says that it has waited for {said} s")
+        snaps = self.past.snaps
+        pairs = [(snap, snap.guests.get(logged.guest.vmid)) for snap in snaps]
+        busy = any(facts is not None and truth.backup(snap, facts) for snap, facts in pairs)
+        if not busy and not truth.unprovable(self.past, snaps[-1]) and not any(asked.failed for asked in self.past.job):
+            self._never(logged, "no backup is at work on it")
+
+    # ------------------------------------------------------------------------------------------------ the node
+
+    def gate_closed(self, logged: Logged) -> None:
+        """host_gate_closed: each reason holds, and it is a warning only for two of them."""
+        reasons = logged.fields.get("reasons")
+        known: set[str] = set()
+        for snap in self.past.snaps:
+            known |= truth.gate(self.past, snap).keys()
+        if truth.may_be_mass_stop(self.past, self.past.rules.mass_stop, 2 * truth.MASS_PAUSE + 120):
+            known.add("mass_stop")
+        for reason in reasons if isinstance(reasons, list) else ():
+            if reason not in known:
+                self.broken(f"host_gate_closed at {logged.t:.1f} s says {reason}, and that is not so")
+        loud = isinstance(reasons, list) and ("mass_stop" in reasons or "unknown" in reasons)
+        if loud != (logged.level is Level.WARN):
+            self.broken(f"host_gate_closed at {logged.t:.1f} s for {reasons} is told as {logged.level}")
+
+    def gate_opened(self, logged: Logged) -> None:
+        """host_gate_opened: no reason holds."""
+        found = [truth.gate(self.past, snap) for snap in self.past.snaps]
+        if all(found):
+            self.broken(f"host_gate_opened at {logged.t:.1f} s although {'; '.join(found[-1].values())}")
+
+    def host_warning(self, logged: Logged) -> None:
+        """host_warning: pve-guests has not done its work."""
+        if all(snap.node.unit.active == "active" for snap in self.past.snaps):
+            self.broken(f"host_warning at {logged.t:.1f} s although pve-guests is active")
+
+    def held(self, logged: Logged) -> None:
+        """Held: there is such a hold."""
+        scope = logged.fields.get("scope")
+        vmid = None if scope == "node" else int(str(scope))
+        known = [hold for snap in self.past.snaps for hold in snap.node.holds if hold.vmid == vmid and truth.lasts(self.past, hold)]
+        if not known:
+            self.broken(f"held at {logged.t:.1f} s says {scope}, and there is no such hold")
+
+    def released(self, logged: Logged) -> None:
+        """Released: there is no such hold any more."""
+        scope = logged.fields.get("scope")
+        vmid = None if scope == "node" else int(str(scope))
+        lasting = [any(hold.vmid == vmid and truth.lasts(self.past, hold) for hold in snap.node.holds) for snap in self.past.snaps]
+        if all(lasting):
+            self.broken(f"released at {logged.t:.1f} s says {scope}, and that hold is in force")
+
+    def aborted(self, logged: Logged) -> None:
+        """sweep_aborted: something that ownership needs could not be seen; an ERROR at the third or after 5 min."""
+        past, count, lasting = self.past, logged.fields.get("aborted_in_a_row"), logged.fields.get("aborted_for_s")
+        failed = any(asked.failed for asked in past.job if asked.kind in ("privileges", "list", "members"))
+        nodes = [asked.snap.node for asked in past.job if asked.kind == "host"]
+        lost = any(grant[1] != "Sys.Audit" and grant[0] != "/storage" for asked in past.job for grant in asked.lost)
+        moved = len({asked.version for asked in past.job}) > 1
+        blind = any(not node.pmxcfs or node.local_name not in ("", past.world.node) or node.hidden for node in nodes)
+        if not (failed or lost or moved or blind):
+            self.broken(f"sweep_aborted at {logged.t:.1f} s although everything that it needs was answered: {logged.fields.get('reason')}")
+        loud = isinstance(count, int) and isinstance(lasting, int) and (count >= 3 or lasting >= 300)
+        if loud != (logged.level is Level.ERROR):
+            self.broken(f"sweep_aborted at {logged.t:.1f} s, {count} in a row for {lasting} s, is told as {logged.level}")
+
+    def incomplete(self, logged: Logged) -> None:
+        """sweep_incomplete: something could not be read."""
+        past, lasting = self.past, logged.fields.get("incomplete_for_s")
+        failed = any(asked.failed for asked in past.job) or past.world.now - past.again_failed < 3 * past.sim.config.watchdog.interval
+        blind = any(snap.node.unreadable for snap in past.snaps) or any(asked.lost for asked in past.job)
+        if not failed and not blind:
+            self.broken(f"sweep_incomplete at {logged.t:.1f} s although everything could be read: {logged.fields.get('reason')}")
+        if (logged.level is Level.ERROR) and not (isinstance(lasting, int) and lasting >= 300):
+            self.broken(f"sweep_incomplete at {logged.t:.1f} s is told as an error after {lasting} s")
+
+    def resumed(self, logged: Logged) -> None:
+        """sweep_resumed: this look could see whose the guests are."""
+        if not all(self.past.asked_ok(kind) for kind in ("privileges", "list", "members")):
+            self.broken(f"sweep_resumed at {logged.t:.1f} s although not all that it needs was answered")
+
+    def started(self, logged: Logged) -> None:
+        """daemon_started: now, on this node."""
+        if logged.fields.get("node") != self.past.world.node or logged.t != self.past.world.now:
+            self.broken(f"daemon_started at {logged.t:.1f} s on {logged.fields.get('node')}")
+
+    def defect(self, logged: Logged) -> None:
+        """internal_error: there are to be none."""
+        self.broken(f"a defect at {logged.t:.1f} s: {logged.message}")
+
+
+def _in_pool(past: Past, facts: Facts) -> bool:
+    guest = past.world.guests.get(facts.id.vmid)
+    return facts.here and guest is not None and guest.pool in past.rules.pools
+
+
+EventsTrue.checks = {
+    "guest_down": EventsTrue.down,
+    "guest_waiting": EventsTrue.down,
+    "guest_up": EventsTrue.up,
+    "guest_forgotten": EventsTrue.forgotten,
+    "rearmed": EventsTrue.rearmed,
+    "given_up": EventsTrue.given_up,
+    "not_working": EventsTrue.not_working,
+    "working_again": EventsTrue.working_again,
+    "backup_wait_long": EventsTrue.backup_wait_long,
+    "host_gate_closed": EventsTrue.gate_closed,
+    "host_gate_opened": EventsTrue.gate_opened,
+    "host_warning": EventsTrue.host_warning,
+    "held": EventsTrue.held,
+    "released": EventsTrue.released,
+    "sweep_aborted": EventsTrue.aborted,
+    "sweep_incomplete": EventsTrue.incomplete,
+    "sweep_resumed": EventsTrue.resumed,
+    "daemon_started": EventsTrue.started,
+    "internal_error": EventsTrue.defect,
+}
+
+
+def guard_holds(past: Past, snap: Snap, vmid: int, guard: str) -> bool:
+    """Whether what a guard says of a guest is so in the world. What the agent alone can know counts as so."""
+    facts = snap.guests.get(vmid)
+    if facts is None:
+        return guard in ("not_owned", "unreadable")
+    check = _GUARDS.get(guard)
+    return check is None or check(past, snap, facts)
+
+
+def _recently(past: Past, moment: float) -> bool:
+    return past.world.now - moment <= 2 * past.sim.config.watchdog.interval + 30
+
+
+def _held(past: Past, snap: Snap, facts: Facts) -> bool:
+    vmid = facts.id.vmid
+    hold_mode = past.rules.operator_stop_holds
+    return truth.held(past, snap, vmid) or (hold_mode and (truth.may_be_stopped_on_purpose(past, vmid) or _unread(past)))
+
+
+def _unread(past: Past) -> bool:
+    return _recently(past, past.api_failed) or bool(past.lost())
+
+
+def _ha(past: Past, snap: Snap, facts: Facts) -> bool:
+    handed = any(task.upid.type == "hastart" and task.upid.id == str(facts.id.vmid) for task in past.world.archive)
+    return facts.ha or handed or _recently(past, past.api_failed)
+
+
+def _task(past: Past, snap: Snap, facts: Facts) -> bool:
+    ours = any(not sent.outcome for sent in past.memory(facts.id.vmid).sent)
+    return ours or truth.task_on(snap, facts.id) is not None
+
+
+def _unknown_backup(past: Past, snap: Snap, facts: Facts) -> bool:
+    return bool(truth.unprovable(past, snap)) or _recently(past, past.api_failed)
+
+
+def _gate(past: Past, snap: Snap, facts: Facts) -> bool:
+    return bool(truth.gate(past, snap)) or truth.may_be_mass_stop(past, past.rules.mass_stop, 2 * truth.MASS_PAUSE + 120)
+
+
+def _tried(past: Past, vmid: int) -> Iterable[Sent]:
+    return past.memory(vmid).sent
+
+
+def _backoff(past: Past, snap: Snap, facts: Facts) -> bool:
+    """Some attempt, sent or not, is not over for longer than the longest back-off."""
+    return past.lost_state > 0 or past.life > 1 or any(True for _ in _tried(past, facts.id.vmid)) or _recently(past, past.api_failed)
+
+
+_GUARDS: Mapping[str, Callable[[Past, Snap, Facts], bool]] = {
+    "not_owned": lambda past, snap, facts: not facts.owned,
+    "scratch_band": lambda past, snap, facts: facts.band,
+    "template": lambda past, snap, facts: facts.template,
+    "running": lambda past, snap, facts: facts.shown,
+    "unreadable": lambda past, snap, facts: _recently(past, past.memory(facts.id.vmid).failed) or _recently(past, past.api_failed),
+    "onboot_off": lambda past, snap, facts: not facts.onboot,
+    "new_here": lambda past, snap, facts: bool(past.memory(facts.id.vmid).maybe_new) or facts.lock in ("create", "import", "clone"),
+    "held": _held,
+    "ha": _ha,
+    "locked": lambda past, snap, facts: facts.lock is not None,
+    "task": _task,
+    "backup": lambda past, snap, facts: bool(truth.backup(snap, facts)),
+    "backup_unknown": _unknown_backup,
+    "host_gate": _gate,
+    "storage_offline": lambda past, snap, facts: bool(truth.offline(snap, facts)),
+    "backoff": _backoff,
+}
+
+
+ALL: tuple[type[Watch], ...] = (LabelsTrue, OutcomesTrue, StartsTrue, EventsTrue)
