@@ -11,7 +11,7 @@ test: .venv/ready            ## everything that must pass: unit, end to end, and
 	@$(MAKE) --no-print-directory unit scenarios e2e mutants
 
 unit: .venv/ready            ## the fast tests
-	@$(PYTEST) tests/unit
+	@$(PYTEST) tests/unit tests/contract tests/helper
 
 scenarios: .venv/ready       ## the golden scenarios; UPDATE=1 writes their logs anew
 	@$(if $(UPDATE),GUESTWARD_SCENARIOS=update )$(PYTEST) tests/scenarios

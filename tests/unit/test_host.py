@@ -24,9 +24,11 @@ from typing import Any
 import pytest
 
 from guestward.adapters import host as host_module
-from guestward.adapters.host import LinuxHost, archived_guest
+from guestward.adapters.host import LinuxHost
+from guestward.model.archives import archived_guest
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, NodeNames, UnitState
+from guestward.model.pvefiles import flock_holder
 from guestward.model.reading import Reading, Unreadable
 from guestward.model.task import Upid
 from guestward.ports import HostWitness
@@ -474,8 +476,8 @@ def test_a_lock_on_the_same_inode_of_another_file_system_is_not_ours(tree: Tree)
         line = next(line for line in real.splitlines() if f":{path.stat().st_ino} " in line)
     device = tuple(int(part, 16) for part in line.split()[5].split(":")[:2])
     inode = path.stat().st_ino
-    assert host_module._holder(line, inode, (device[0], device[1])) == FlockHolder(os.getpid())
-    assert host_module._holder(line, inode, (device[0], device[1] + 1)) is None
+    assert flock_holder(line, inode, (device[0], device[1])) == FlockHolder(os.getpid())
+    assert flock_holder(line, inode, (device[0], device[1] + 1)) is None
 
 
 @pytest.mark.parametrize(

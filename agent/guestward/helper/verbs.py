@@ -1,0 +1,180 @@
+"""What the helper does: one function a verb. Each checks everything itself, acts once through PVE's own program, and looks again.
+
+Sources: pve-container 94f5585, qemu-server e6352be6, pve-guest-common, pve-manager 14a22df3, pve-common f665029.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from guestward.helper.child import Ended, Programs
+from guestward.helper.facts import Host
+from guestward.helper.trust import Refused, Scope
+from guestward.model.guest import GuestId, GuestKind
+from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
+from guestward.model.pvefiles import GuestFile
+
+HOLD = 8.0
+"""Longest time in which no backup can begin: PVE's startall and vzdump wait 10 s for the flock (Nodes.pm, pve-facts B4)."""
+LONGEST = 600.0
+"""Longest time for the deletion of a snapshot."""
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL, as PVE's own (RESTEnvironment.pm:kill_process_group)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a verb works with. hold, longest: as HOLD and LONGEST, shorter in tests."""
+
+    host: Host
+    programs: Programs
+    scope: Scope
+    hold: float = HOLD
+    longest: float = LONGEST
+
+
+def unlock(desk: Desk, request: Request) -> Answer:
+    """Clear a lock that a dead vzdump left, if it still is the expected one.
+
+    `pct unlock` and `qm unlock` clear whatever lock is there (CLI/pct.pm, CLI/qm.pm), so all is checked while no backup can begin, and
+    the lock is read from the node's own file right before. What remains is the start of `pct`: between our read and its own, somebody
+    could clear the lock by hand and begin what sets another one. PVE refuses to set a lock over a lock.
+
+    A VM has something safer: its configuration API takes the digest of the file that is to be changed, and compares it under the flock
+    of the configuration (API2/Qemu.pm:update_vm_api). `lock` is deleted at once, for a running VM too (QemuServer.pm:fast_plug_option).
+    The call would apply everything else that is pending, and write a changed cloud-init drive anew; so it is used only where the file
+    has neither section. For `localhost`, since pvesh would go to another node by ssh.
+    """
+    id = GuestId(request.kind or GuestKind.LXC, request.vmid or 0)
+    expect = request.expect or ""
+    if id.kind is GuestKind.QEMU and expect in STATE_OF_LOCK:
+        raise Refused(HelperCode.LOCK_KIND, f"{id}: vzdump sets no lock `{expect}` on a VM; its snapshots are its owner's")
+    desk.host.check_ready()
+    _check_ours(desk, id)
+    desk.host.guest(id)
+    with desk.host.no_backup_begins(desk.hold) as held:
+        desk.host.check_no_backup(id.vmid)
+        desk.host.check_ready()
+        desk.host.check_no_task(id.vmid)
+        before = desk.host.guest(id)
+        _check_lock(id, before, expect)
+        done = _clear(desk, id, before, held.budget())
+        if done.code is not None:  # under the flock: no lock of a new backup can be mistaken for the old one
+            return _unlocked(desk.host, id, expect, done)
+    return _unlocked(desk.host, id, expect, done)  # it hung until the time was up
+
+
+def delete_snapshot(desk: Desk, request: Request) -> Answer:
+    """Delete a container's snapshot named exactly `vzdump`, without --force: that drops the entry and may leave the storage's snapshot.
+
+    It works for minutes, and the flock is not held meanwhile: a backup that begins fails at the lock `snapshot-delete`, which PVE sets
+    first (AbstractConfig.pm:snapshot_delete) and leaves when it fails. vzdump itself holds neither lock while it waits up to 600 s for
+    a replication with the section there (pve-facts C5): so no vzdump at all may live.
+    """
+    id = GuestId(GuestKind.LXC, request.vmid or 0)
+    desk.host.check_ready()
+    _check_ours(desk, id)
+    before = _snapshot(desk.host, id)
+    desk.host.check_flock_is_free()
+    desk.host.check_no_backup(id.vmid, of_any_guest=True)
+    desk.host.check_no_task(id.vmid)
+    desk.host.check_no_replication(id.vmid)
+    desk.host.check_ready()
+    if _snapshot(desk.host, id) != before:
+        raise Refused(HelperCode.SNAPSHOT_CHANGED, f"{id}: the snapshot {SNAPSHOT} changed a moment ago: somebody is at work on it")
+    done = desk.programs.run("pct", "delsnapshot", str(id.vmid), SNAPSHOT, limit=desk.longest, grace=_GRACE)
+    return _deleted(desk.host, id, done)
+
+
+VERBS: Mapping[Verb, Callable[[Desk, Request], Answer]] = {Verb.UNLOCK: unlock, Verb.DELETE_SNAPSHOT: delete_snapshot}
+
+
+def _check_ours(desk: Desk, id: GuestId) -> None:
+    """Not in the scratch band, not excluded, and a member of one of our pools."""
+    scope = desk.scope
+    if scope.first <= id.vmid <= scope.last:
+        raise Refused(HelperCode.SCRATCH_BAND, f"{id} is in the scratch band {scope.first}-{scope.last}")
+    if id.vmid in scope.exclude:
+        raise Refused(HelperCode.EXCLUDED, f"{id} is in [scope] exclude")
+    pool = desk.host.pool(id.vmid)
+    if pool not in scope.pools:
+        where = f"in the pool {pool}" if pool else "in no pool"
+        raise Refused(HelperCode.NOT_OWNED, f"{id} is {where}, and not in one of [scope] pools ({', '.join(scope.pools)})")
+
+
+def _check_lock(id: GuestId, file: GuestFile, expect: str) -> None:
+    if file.lock != expect:
+        raise Refused(HelperCode.LOCK_CHANGED, f"{id}: the lock is {_named(file.lock)}, not {expect}: it was changed meanwhile")
+    state = file.snapshots.get(SNAPSHOT, {}).get("snapstate")
+    if expect in STATE_OF_LOCK and state != STATE_OF_LOCK[expect]:
+        what = f"in the state {state}" if state else "in no such state" if SNAPSHOT in file.snapshots else "not there"
+        raise Refused(HelperCode.LOCK_KIND, f"{id}: the lock {expect} is not vzdump's: its snapshot {SNAPSHOT} is {what}")
+
+
+def _clear(desk: Desk, id: GuestId, file: GuestFile, limit: float) -> Ended:
+    if id.kind is GuestKind.LXC:
+        return desk.programs.run("pct", "unlock", str(id.vmid), limit=limit)
+    if file.pending is not None or "cloudinit" in file.special:
+        return desk.programs.run("qm", "unlock", str(id.vmid), limit=limit)
+    path = f"/nodes/localhost/qemu/{id.vmid}/config"
+    return desk.programs.run("pvesh", "set", path, "--delete", "lock", "--skiplock", "1", "--digest", file.digest, limit=limit)
+
+
+def _unlocked(host: Host, id: GuestId, expect: str, done: Ended) -> Answer:
+    """Only what is seen afterwards counts; an exit code proves nothing."""
+    after = _look_again(host, id, done)
+    if isinstance(after, Answer):
+        return after
+    if after.lock is None:
+        return Answer(HelperCode.OK, f"{id}: lock {expect} cleared{_said(done) if done.code != 0 else ''}")
+    if after.lock != expect:
+        return Answer(HelperCode.FAILED, f"{id}: now it has the lock {after.lock}: somebody else is at work on it{_said(done)}")
+    rest = ""
+    if after.waits_to_drop_lock:
+        rest = f"; a pending change `delete: lock` was left, `qm set {id.vmid} --revert lock` takes it back once the lock is gone"
+    return Answer(_code(done), f"{id}: the lock {expect} is still there{_said(done)}{rest}")
+
+
+def _snapshot(host: Host, id: GuestId) -> Mapping[str, str]:
+    file = host.guest(id)
+    if file.lock is not None:
+        raise Refused(HelperCode.LOCKED, f"{id} has the lock {file.lock}: PVE deletes no snapshot of a locked guest")
+    if SNAPSHOT not in file.snapshots:
+        raise Refused(HelperCode.NO_SNAPSHOT, f"{id} has no snapshot named exactly {SNAPSHOT}")
+    return file.snapshots[SNAPSHOT]
+
+
+def _deleted(host: Host, id: GuestId, done: Ended) -> Answer:
+    after = _look_again(host, id, done)
+    if isinstance(after, Answer):
+        return after
+    lock = f"; now it has the lock {after.lock} and cannot start" if after.lock else ""
+    if SNAPSHOT not in after.snapshots:
+        return Answer(HelperCode.OK, f"{id}: snapshot {SNAPSHOT} deleted{lock}{_said(done) if done.code != 0 else ''}")
+    return Answer(_code(done), f"{id}: the snapshot {SNAPSHOT} is still there{lock}{_said(done)}")
+
+
+def _look_again(host: Host, id: GuestId, done: Ended) -> GuestFile | Answer:
+    if not done.reaped:
+        return Answer(HelperCode.UNKNOWN, f"{id}: PVE's program hangs in the kernel and cannot be killed; it may still act")
+    try:
+        return host.guest(id)
+    except Refused as refused:
+        gone = refused.answer.code in (HelperCode.NO_GUEST, HelperCode.WRONG_KIND)
+        why = "the guest is gone" if gone else "what came of it cannot be read"
+        return Answer(HelperCode.FAILED if gone else HelperCode.UNKNOWN, f"{why}: {refused.answer.message}{_said(done)}")
+
+
+def _code(done: Ended) -> HelperCode:
+    return HelperCode.FAILED if done.code is not None else HelperCode.TIMEOUT
+
+
+def _said(done: Ended) -> str:
+    """What PVE's program said, for the end of a sentence."""
+    if done.code is None:
+        return "; PVE's program did not end in time and was killed"
+    return f"; PVE's program ended with {done.code}: {done.last_line}"
+
+
+def _named(lock: str | None) -> str:
+    return lock if lock is not None else "gone"
