@@ -75,8 +75,9 @@ class LockRecovery:
             return
         self._new_boot()
         self._find(seen)
+        self._resume(seen)
         self._check_snapshots(seen)
-        locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left]
+        locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left or id in self.calls]
         if locked or self.memories:
             self._note(seen, locked)
             self._judge(seen)
@@ -118,6 +119,14 @@ class LockRecovery:
                 self.checked[id] = names.here.get(id, "")
                 (self.left.add if SNAPSHOT in found else self.left.discard)(id)
 
+    def _resume(self, seen: Observation) -> None:
+        """What the helper was asked before a restart of the agent: how it ended is seen now, unless it is still at work."""
+        tasks = () if isinstance(seen.tasks, Unreadable) else seen.tasks
+        at_work = {task.upid.id for task in tasks if task.running}
+        for memory in [m for m in self.memories.values() if m.asked and m.id not in self.calls]:
+            if memory.id in self.owned and str(memory.id.vmid) not in at_work and not isinstance(seen.tasks, Unreadable):
+                self._ended(memory, Answer(HelperCode.UNKNOWN, "the helper's answer was lost when the agent was restarted"))
+
     def _snapshots(self, id: GuestId) -> Reading[Mapping[str, str]]:
         try:
             return self.state.env.pve.snapshots(id, deadline=self.state.env.clock.boottime() + READ_BUDGET)
@@ -125,7 +134,7 @@ class LockRecovery:
             return Unreadable(str(error))
 
     def _note(self, seen: Observation, locked: list[GuestId]) -> None:
-        """What is locked now, and what has a snapshot of vzdump without a lock. Of an unanswered request before a restart: it failed."""
+        """What is locked now, and what has a snapshot of vzdump without a lock."""
         names = seen.host.names
         stamps = {} if isinstance(names, Unreadable) else names.here
         seen = replace(seen, backups=self.state.env.host.backups())
@@ -135,8 +144,6 @@ class LockRecovery:
             memory = locks.seen_now(self.memories.get(id), seen.guests[id], stamps.get(id, ""), seen, free_at)
             if id.vmid in self.state.rearmed:
                 memory = locks.rearmed(memory)
-            if memory.asked and id not in self.calls:
-                memory = locks.failed(memory, seen.at)
             fresh[id] = memory
         self.memories = fresh
 
@@ -219,8 +226,11 @@ class LockRecovery:
             if answer is not None:
                 del self.calls[id]
                 if id in self.memories:
-                    (self._unlock_ended if self.memories[id].step is LockStep.UNLOCK else self._delete_ended)(self.memories[id], answer)
+                    self._ended(self.memories[id], answer)
                     self._keep()
+
+    def _ended(self, memory: LockMemory, answer: Answer) -> None:
+        (self._unlock_ended if memory.step is LockStep.UNLOCK else self._delete_ended)(memory, answer)
 
     def _unlock_ended(self, memory: LockMemory, answer: Answer) -> None:
         """Only what is seen now counts: an answer may be lost, and one that says `ok` is no proof."""

@@ -22,6 +22,7 @@ from guestward.policy.backups import backup_of
 NOT_READ = Unreadable("not read")
 UNLOCKS, UNLOCK_WAITS = 3, (60.0, 120.0)
 DELETES, DELETE_WAITS = 3, (3600.0, 6 * 3600.0)  # a failed delete locks the guest anew (C39), and the next backup tidies up as well
+EARLY = 1.0  # looks come once a minute, and now and then one comes milliseconds early
 CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
 
 
@@ -88,7 +89,8 @@ def settle(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) 
         decision = replace(decision, next_at=memory.clear_since + rules.lock_confirm)
     decision = replace(decision, next_step=_next_step(memory, decision, at, rules))
     notices = []
-    if decision.verdict is LockVerdict.STALE and not memory.told:
+    known = memory.told or (not memory.kind and memory.deletes > 0)  # that its snapshot could not be deleted was told
+    if decision.verdict is LockVerdict.STALE and not known:
         text = f"has a {in_words(memory)} that nobody owns: {_proof(decision)}; {decision.next_step}"
         notices.append(notice(Event.LOCK_STALE, memory, text, lock=memory.kind or SNAPSHOT, evidence=_proof(decision)))
         memory = replace(memory, told=True)
@@ -210,8 +212,11 @@ def _held(case: LockCase) -> LockCheck:
 
 
 def _no_backup(case: LockCase) -> LockCheck:
-    """Every witness but the lock itself."""
+    """Every witness but the lock itself. The flock must be free of any backup, since an unlock is made under it."""
     found = backup_of(case.id.vmid, None, case.obs.tasks, case.obs.backups)
+    flock = case.obs.backups.flock
+    if found.running is False and flock is not None and not isinstance(flock, Unreadable):
+        return LockCheck("no backup at work", False, f"/var/run/vzdump.lock is held by pid {flock.pid}, for another guest; waited for")
     return LockCheck("no backup at work", None if found.running is None else not found.running, found.evidence)
 
 
@@ -281,7 +286,7 @@ def _confirmed(case: LockCase) -> LockCheck:
     since = case.memory.clear_since
     seen = 0.0 if since is None else case.obs.at - since
     return LockCheck(
-        "seen twice", since is not None and seen >= case.confirm, f"nobody has owned it for {seen:.0f} s of {case.confirm:.0f} s"
+        "seen twice", since is not None and seen >= case.confirm - EARLY, f"nobody has owned it for {seen:.0f} s of {case.confirm:.0f} s"
     )
 
 

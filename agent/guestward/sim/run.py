@@ -189,8 +189,8 @@ class Simulation:
 
     def _plan(self, report: Report) -> None:
         now = self.world.boottime
-        if report.confirm_at is not None and "confirm" not in self.due:
-            self.due["confirm"] = max(report.confirm_at, now)
+        if report.confirm_at is not None:
+            self.due["confirm"] = min(self.due.get("confirm", math.inf), max(report.confirm_at, now))
         if report.busy and "follow" not in self.due:
             self.due["follow"] = now + FOLLOW_EVERY
 
