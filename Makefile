@@ -2,13 +2,13 @@
 PY := .venv/bin/python
 PYTEST := $(PY) $(if $(GUESTWARD_COVERAGE),-m coverage run -p )-m pytest
 
-.PHONY: demo test unit scenarios e2e mutants check lint types imports docs docs-check coverage versions bench clean help
+.PHONY: demo test unit scenarios e2e soak red-proofs mutants check lint types imports docs docs-check coverage versions bench clean help
 
 demo: .venv/ready            ## watch the real agent at work on a stand-in PVE host (about a minute)
 	@$(PY) -m guestward demo
 
 test: .venv/ready            ## everything that must pass: unit, end to end, and the red proofs
-	@$(MAKE) --no-print-directory unit scenarios e2e mutants
+	@$(MAKE) --no-print-directory unit scenarios e2e red-proofs
 
 unit: .venv/ready            ## the fast tests
 	@$(PYTEST) tests/unit tests/contract tests/helper
@@ -19,7 +19,10 @@ scenarios: .venv/ready       ## the golden scenarios; UPDATE=1 writes their logs
 e2e: .venv/ready             ## the real agent process against a PVE API over real HTTPS
 	@$(PYTEST) tests/e2e
 
-mutants: .venv/ready         ## each red proof of the design must turn a named test red
+red-proofs: .venv/ready      ## each red proof of the design must turn a named test red
+	@$(PY) tools/red-proofs
+
+mutants: .venv/ready         ## mutation tests of the policy: a test must notice nearly every small change of it (minutes)
 	@$(PY) tools/mutants
 
 check: lint types imports docs-check
@@ -47,7 +50,7 @@ bench: .venv/ready           ## what a sweep, the idle daemon and a scrape cost
 	@$(PY) tools/bench
 
 clean:
-	rm -rf .venv .venvs build dist agent/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf .venv .venvs .mutation build dist agent/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
 	find agent tests tools -name __pycache__ -type d -exec rm -rf {} +
 
 help:                        ## this list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,16 @@ TOKEN = "guestward-pve1@pve!agent"
 CT = GuestId(GuestKind.LXC, 101)
 VM = GuestId(GuestKind.QEMU, 201)
 SCRATCH = GuestId(GuestKind.LXC, 990000)
+GOLDEN = Path(__file__).with_name("golden")
 _numbers = itertools.count(4000)
+
+
+def golden(name: str, text: str) -> None:
+    """A text that people read must be the one of its file."""
+    file = GOLDEN / name
+    if os.environ.get("GOLDEN_WRITE"):
+        file.write_text(text)
+    assert text == file.read_text(), f"differs from {file}; GOLDEN_WRITE=1 writes it anew, and git shows what changed"
 
 
 def rules(**settings: Any) -> Rules:

@@ -14,7 +14,7 @@ from guestward.model.guest import LiveStatus
 from guestward.model.memory import Attempt
 from guestward.model.task import Error, Ok, Running, TaskStatus, Unknown, Warnings
 from guestward.policy.attempts import answered, begin, end, follow, own_starts, refused
-from tests.unit.build import AT, CT, TOKEN, VM, live, memory, rules, task, upid
+from tests.unit.build import AT, CT, TOKEN, VM, golden, live, memory, rules, task, upid
 
 SENT = Attempt(1, AT, AT + 120, upid=upid("vzstart", "101", TOKEN, at=AT).text)
 UP, DOWN, NO_PID = live(), live(running=False), live(pid=None)
@@ -56,6 +56,7 @@ class TestAnswer:
     def test_any_other_refusal_is_a_failure_with_its_reason(self) -> None:
         found = refused(SENT, AT + 1, "Permission check failed (/vms/101, VM.PowerMgmt)")
         assert (found.outcome, found.reason) == (Outcome.FAILED, "Permission check failed (/vms/101, VM.PowerMgmt)")
+        assert found.ended_at == AT + 1
 
 
 class TestStarted:
@@ -119,7 +120,8 @@ class TestFailed:
     )
     def test_a_vm_that_runs_already_is_refused_by_its_task_and_unchanged(self, seen: LiveStatus | None, right: Outcome) -> None:
         """pve-facts D2; the task's word alone is not enough."""
-        assert play((1, Error("VM 201 already running"), seen)).outcome is right
+        found = play((1, Error("VM 201 already running"), seen))
+        assert (found.outcome, found.ended_at) == (right, AT + 1)
 
     @pytest.mark.parametrize("said", [Ok(), Warnings(1)])
     def test_a_second_look_comes_before_the_effect_is_denied(self, said: TaskStatus) -> None:
@@ -184,6 +186,18 @@ class TestUnknown:
         found = follow(of, AT + 120.1, said, None)
         assert (found.outcome, words in found.reason) == (Outcome.UNKNOWN, True)
 
+    def test_a_clear_word_is_not_replaced_by_none(self) -> None:
+        """C59: the task said OK, so a guest that does not come is a failure, whatever another API worker says later."""
+        steps: list[Step] = [(1, Ok(), DOWN), *[(n, Unknown("unexpected status"), DOWN) for n in range(2, 12)]]
+        found = play(*steps)
+        assert (found.task_said, found.outcome) == ("OK", Outcome.FAILED)
+
+    def test_a_task_that_is_seen_running_again_has_said_nothing(self) -> None:
+        """C59: what an API worker said a moment too early is taken back."""
+        again = play((1, Unknown("unexpected status"), DOWN), (2, Running(), DOWN))
+        assert (again.task_ended_at, again.task_said) == (None, "")
+        assert "still running" in play((121, Running(), DOWN), of=again).reason
+
     @pytest.mark.parametrize("said", [Ok(), Warnings(1), Error("no space left"), Running(), Unknown("x"), None], ids=str)
     def test_a_late_answer_is_not_accepted_however_good_or_bad(self, said: TaskStatus | None) -> None:
         ready = replace(SENT, live_reads=1, task_ended_at=AT + 1, task_said="OK")
@@ -227,6 +241,9 @@ class TestOwnStarts:
         assert len(own_starts([task("hastart", "201", TOKEN, at=AT)], VM, TOKEN, AT, AT + 60)) == 1
         assert len(own_starts([task("qmstart", "201", TOKEN, at=AT)], VM, TOKEN, AT, AT + 60)) == 1
 
+    def test_one_born_at_the_last_moment_is_ours(self) -> None:
+        assert len(own_starts([task("vzstart", "101", TOKEN, at=AT + 60)], CT, TOKEN, AT, AT + 60)) == 1
+
     def test_the_wall_clock_does_not_matter(self) -> None:
         assert len(own_starts([task("vzstart", "101", TOKEN, at=AT, wall=17)], CT, TOKEN, AT, AT + 60)) == 1
 
@@ -257,3 +274,26 @@ class TestOwnStarts:
     )
     def test_no_other(self, other: Any) -> None:
         assert own_starts([other], CT, TOKEN, AT, AT + 60) == []
+
+
+def test_how_an_attempt_ended_is_told_in_words_that_a_person_can_read() -> None:
+    """The field `reason` of `start_result`; PVE's own words are passed on as they are."""
+    begun, lost, off = Attempt(1, AT, AT + 120), replace(SENT, upid=""), Unknown("unexpected status")
+    ends = {
+        "handed to HA": answered(begun, upid("hastart", "101", TOKEN), AT + 1),
+        "refused, since it runs": refused(begun, AT + 1, "CT 101 already running"),
+        "failed, since it runs": play((1, Error("VM 201 already running"), UP)),
+        "started": play((1, Ok(), UP), (2, Ok(), UP)),
+        "started, with warnings": play((1, Warnings(2), UP), (2, Warnings(2), UP)),
+        "started, cut off": play((1, off, UP), (2, off, UP)),
+        "started, without a word": play((1, None, UP), (2, None, UP)),
+        "started, answer lost": play((1, None, UP), (2, None, UP), of=lost),
+        "not there": play(*[(n, Ok(), DOWN) for n in range(1, 12)]),
+        "not there, with warnings": play(*[(n, Warnings(2), DOWN) for n in range(1, 12)]),
+        "not there, cut off": play(*[(n, off, DOWN) for n in range(1, 12)]),
+        "late, task running": play((121, Running(), None)),
+        "late, task not seen": play((121, None, None)),
+        "late, answer lost": play((121, None, None), of=lost),
+        "late, task had ended": play((119, Ok(), DOWN), (121, Ok(), None)),
+    }
+    golden("words_of_attempts.txt", "".join(f"{name}: {found.outcome}: {found.reason}\n" for name, found in ends.items()))

@@ -12,7 +12,7 @@ from guestward.model.observation import FlockHolder
 from guestward.model.reading import Unreadable
 from guestward.model.task import Ok
 from guestward.policy.backups import backup_of
-from tests.unit.build import QUIET, task, upid
+from tests.unit.build import QUIET, golden, task, upid
 
 MINE = upid("vzdump", "101", pid=500)
 SEVERAL = upid("vzdump", "", pid=500)
@@ -129,3 +129,18 @@ def test_every_witness_that_said_yes_is_named() -> None:
 def test_every_witness_that_was_silent_is_named_with_its_reason() -> None:
     verdict = backup_of(101, None, SILENT, replace(QUIET, flock=SILENT, live_upid=SILENT, archives=SILENT))
     assert verdict.evidence.count("permission denied") == 4
+
+
+def test_what_the_witnesses_say_is_what_a_person_can_read() -> None:
+    """The words of `guestward explain` and of the field `evidence`."""
+    several, mine = (task("vzdump", "", "alice@pve", pid=500),), (task("vzdump", "101", pid=500),)
+    silent = replace(QUIET, flock=SILENT, live_upid=SILENT, archives=SILENT)
+    busy = replace(QUIET, flock=FlockHolder(500), archives=frozenset({101}))
+    verdicts = {
+        "nobody": backup_of(101, None, (), QUIET),
+        "all silent": backup_of(101, None, SILENT, silent),
+        "a job for this guest": backup_of(101, "backup", mine, replace(busy, live_upid=MINE)),
+        "a job of several": backup_of(101, None, several, replace(busy, live_upid=SEVERAL)),
+        "a holder of whom no task is known": backup_of(101, None, (), replace(QUIET, flock=FlockHolder(777))),
+    }
+    golden("words_of_backups.txt", "".join(f"{name}: {said.evidence}\n" for name, said in verdicts.items()))

@@ -9,7 +9,7 @@ import pytest
 from guestward.model.memory import StopCause
 from guestward.model.task import Error, Ok, Task
 from guestward.policy.causes import born_since, describe, is_changing, is_deliberate, mass_stop, of_this_boot, stop_cause
-from tests.unit.build import AT, TOKEN, WALL, cause, task
+from tests.unit.build import AT, TOKEN, WALL, cause, golden, task
 
 
 def ended(kind: str, id: str = "101", user: str = "root@pam", *, at: float = AT - 50, **of: Any) -> Task:
@@ -86,6 +86,23 @@ def test_a_guest_made_or_destroyed_under_the_vmid_since_then_is_another_guest(ki
     assert born_since([task(kind, "101", at=AT - 5)], 101, AT - 1)
 
 
+def test_ends_are_whole_seconds_so_a_making_may_have_ended_two_before() -> None:
+    made = ended("vzrestore", at=AT - 100, took=20)
+    assert born_since([made], 101, AT - 78)
+    assert not born_since([made], 101, AT - 77.9)
+
+
+@pytest.mark.parametrize("kind", ["vzstop", "vzdump", "vzconfig", "vzreboot"])
+def test_no_other_task_makes_another_guest(kind: str) -> None:
+    assert not born_since([ended(kind, at=AT - 50)], 101, AT - 90)
+
+
+def test_what_was_made_under_other_vmids_or_failed_hides_nothing() -> None:
+    made = ended("vzrestore", at=AT - 100)
+    others = [ended("vzstart", "102"), ended("vzstart", said=Error("no space left"))]
+    assert born_since([*others, made], 101, AT - 200)
+
+
 def test_a_guest_that_was_started_since_it_was_made_is_itself() -> None:
     made, started = ended("vzrestore", at=AT - 100), ended("vzstart", at=AT - 90)
     assert not born_since([started, made], 101, AT - 200)
@@ -110,6 +127,21 @@ def test_a_stop_that_runs_has_not_stopped_it_yet() -> None:
     assert is_changing([running], 101)
     assert not is_changing([running], 102)
     assert not is_changing([ended("vzshutdown"), task("vzstart", "101")], 101)
+
+
+@pytest.mark.parametrize("kind", ["vzreboot", "qmreboot", "vzrestore", "qmcreate", "vzdestroy"])
+def test_a_reboot_and_a_making_that_run_are_changing_it_too(kind: str) -> None:
+    assert is_changing([task(kind, "101")], 101)
+
+
+@pytest.mark.parametrize(
+    ("at", "clock", "kept"),
+    [(AT + 1, 0, True), (AT + 1.01, 0, False), (AT - 50, 60, True), (AT - 50, 61, False), (AT - 50, -60, True), (AT - 50, -61, False)],
+)
+def test_a_task_is_of_this_boot_within_a_second_of_now_and_60_s_of_the_clock(at: float, clock: float, kept: bool) -> None:
+    found = ended("vzstop", at=at, wall=WALL - AT + int(at) + clock)
+    offset = found.upid.starttime - clock - found.upid.started_boottime
+    assert of_this_boot([found], AT, [offset]) == ((found,) if kept else ())
 
 
 def test_tasks_of_an_earlier_boot_are_left_out() -> None:
@@ -141,6 +173,12 @@ class TestBackup:
             found = ask(self.shutdown, dump)
             assert found is not None
             assert (found.by_vzdump, is_deliberate(found), "backup" in describe(found)) == (True, False, True)
+
+    @pytest.mark.parametrize(("begun", "took"), [(AT - 50, 30), (AT - 60, 10)], ids=["began in", "ended in"])
+    def test_a_vzdump_of_which_the_same_second_is_known_counts(self, begun: float, took: float) -> None:
+        found = ask(self.shutdown, ended("vzdump", "101", at=begun, took=took))
+        assert found is not None
+        assert found.by_vzdump
 
     @pytest.mark.parametrize(
         "other",
@@ -205,6 +243,11 @@ class TestMassStop:
         assert not stopped_at_once([cause(at=AT - 901)] * 3, AT, 3)
         assert stopped_at_once([cause(at=AT - 900)] * 3, AT, 3)
 
+    def test_stops_of_this_very_moment_count(self) -> None:
+        assert stopped_at_once([cause(at=AT)] * 3, AT, 3)
+        assert stopped_at_once([cause(at=AT - 0.5)] * 3, AT, 3)
+        assert not stopped_at_once([cause(at=AT + 0.5)] * 3, AT, 3)
+
     def test_the_number_is_the_configurations(self) -> None:
         assert stopped_at_once([cause()] * 2, AT, 2)
         assert not stopped_at_once([cause()] * 4, AT, 5)
@@ -212,3 +255,9 @@ class TestMassStop:
     def test_stops_of_an_earlier_boot_do_not_count(self) -> None:
         """Seconds since boot of another boot mean nothing: a host that was up for a month and stopped its guests is not stopping now."""
         assert not stopped_at_once([cause(at=2_600_000.0)] * 3, 120.0, 3)
+
+
+def test_who_stopped_it_is_told_in_words_that_a_person_can_read() -> None:
+    """The field `cause` of the log."""
+    causes = (None, cause("vzshutdown", "alice@pve"), cause("qmshutdown", by_vzdump=True))
+    golden("words_of_causes.txt", "".join(f"{describe(found)}\n" for found in causes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +22,8 @@ from guestward.model.decision import Closure, Decision, Gate, GateReason, Guard,
 from guestward.model.guest import GuestId
 from guestward.model.memory import Hold
 from guestward.ports import Board, Row
+from tests.unit.build import golden
 
-GOLDEN = Path(__file__).with_name("golden")
 NOW, WALL, BOOT = 500_000.0, 1_796_000_000.0, "boot-1"
 PASSED = {
     Guard.NOT_OWNED: "in the pool guestward",
@@ -166,13 +165,6 @@ def shown(answer: Answer, width: int | None = None) -> str:
     for part in answer.parts:
         lines += part.lines(width) if isinstance(part, Table) else [part]
     return "\n".join(lines) + "\n"
-
-
-def golden(name: str, text: str) -> None:
-    file = GOLDEN / name
-    if os.environ.get("GOLDEN_WRITE"):
-        file.write_text(text)
-    assert text == file.read_text(), f"differs from {file}; GOLDEN_WRITE=1 writes it anew, and git shows what changed"
 
 
 Publish = Callable[[Board], None]

@@ -12,7 +12,7 @@ from guestward.model.observation import UnitState
 from guestward.model.reading import Unreadable
 from guestward.model.task import Ok
 from guestward.policy.gate import gate, is_bulk, reasons
-from tests.unit.build import AT, hold, host, resources, task
+from tests.unit.build import AT, golden, hold, host, resources, task
 
 SILENT = Unreadable("permission denied")
 
@@ -66,6 +66,7 @@ def test_a_failed_pve_guests_ends_the_boot_with_a_warning() -> None:
         unit("inactive", file="masked"),
         unit("inactive", file="masked-runtime"),
         unit("inactive", load="masked", file="masked"),
+        unit("inactive", load="masked", file=""),
         unit("inactive", load="not-found", file=""),
     ],
     ids=str,
@@ -74,6 +75,13 @@ def test_without_pve_guests_boot_is_over_after_15_min_with_a_warning(state: Unit
     waiting, over = judge(at=899.9, pve_guests=state), judge(at=900, pve_guests=state)
     assert (shut(waiting), waiting.closures[0].until, waiting.warnings) == (("booting",), 900, ())
     assert (shut(over), len(over.warnings)) == ((), 1)
+
+
+@pytest.mark.parametrize(("state", "at", "warned"), [("inactive", 899.9, 0), ("inactive", 900, 1), ("activating", 900, 0)])
+def test_a_pve_guests_that_has_not_begun_15_min_after_boot_is_worth_a_warning(state: str, at: float, warned: int) -> None:
+    """Nothing will begin it any more; one that is at work may take its time."""
+    found = judge(at=at, pve_guests=unit(state))
+    assert (shut(found), len(found.warnings)) == (("booting",), warned)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +167,36 @@ def test_all_reasons_are_told_each_once_in_the_order_of_their_definition() -> No
     )
     assert shut(found) == ("booting", "stopping", "bulk_task", "no_quorum", "hold", "maintenance", "mass_stop")
     assert reasons((Closure(GateReason.UNKNOWN, "x"), Closure(GateReason.UNKNOWN, "y"))) == (GateReason.UNKNOWN,)
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "system unreadable": {"system": SILENT},
+    "system stopping": {"system": "stopping"},
+    "pve-guests unreadable": {"pve_guests": SILENT},
+    "pve-guests failed": {"pve_guests": unit("failed")},
+    "pve-guests stopping": {"pve_guests": unit("deactivating")},
+    "pve-guests starting": {"pve_guests": unit("activating")},
+    "pve-guests not begun": {"pve_guests": unit("inactive")},
+    "pve-guests disabled": {"pve_guests": unit("inactive", file="disabled")},
+    "pve-guests disabled, early": {"pve_guests": unit("inactive", file="disabled"), "at": 60.0},
+    "pve-guests masked": {"pve_guests": unit("inactive", load="masked", file="")},
+    "pve-guests missing, early": {"pve_guests": unit("inactive", load="not-found", file=""), "at": 60.0},
+    "task on many guests": {"tasks": (task("stopall", user="alice@pve"),)},
+    "quorum unreadable": {"quorate": SILENT},
+    "no quorum": {"quorate": False},
+    "hold file unreadable": {"hold_file": SILENT},
+    "hold file": {"hold_file": True},
+    "held": {"held": (hold(), 60.0)},
+    "held without a reason": {"held": (hold(reason=""), 60.0)},
+    "maintenance": {"maintenance": True},
+    "mass stop": {"until": AT + 1},
+}
+
+
+def test_what_the_gate_says_is_what_a_person_can_read() -> None:
+    """The words of `guestward explain`, of the field `evidence` and of `host_warning`."""
+    lines = []
+    for name, seen in WORDS.items():
+        found = judge(**seen)
+        lines += [f"{name}: {found.evidence or 'open'}", *(f"{name}: warning: {warning}" for warning in found.warnings)]
+    golden("words_of_gate.txt", "\n".join(lines) + "\n")

@@ -14,7 +14,8 @@ from guestward.model.guest import GuestConfig, GuestId
 from guestward.model.memory import Attempt, Hold
 from guestward.model.observation import Observation, StorageState
 from guestward.model.reading import Unreadable
-from guestward.policy.guards import Case, decide, may_start, offline_storages
+from guestward.model.task import Ok
+from guestward.policy.guards import Case, decide, may_start, minutes, offline_storages
 from tests.unit.build import (
     AT,
     CT,
@@ -24,6 +25,7 @@ from tests.unit.build import (
     case,
     cause,
     config,
+    golden,
     hold,
     host,
     listed,
@@ -296,10 +298,11 @@ def test_our_own_start_under_way_is_a_task() -> None:
         (task("qmconfig", "1010"), "another guest's VMID that begins alike"),
         (task("aptupdate", ""), "a task of the node"),
         (task("vzstart", "102"), "another guest's task"),
+        (task("vzconfig", "101", said=Ok()), "a task of this guest that has ended"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_tasks_of_others_are_no_reason(other: Any, why: str) -> None:
+def test_tasks_of_others_and_those_that_ended_are_no_reason(other: Any, why: str) -> None:
     assert decide(case(obs=observation(tasks=(other,)))).guard is Guard.START, why
 
 
@@ -333,6 +336,11 @@ def test_the_second_look_decides_at_the_full_30_s() -> None:
     assert decide(case(memory=memory(startable_since=None))).guard is Guard.UNCONFIRMED
 
 
+def test_while_the_task_history_is_not_read_no_look_decides() -> None:
+    """Who stopped it, and whether it is another guest by now, must be known before it is started."""
+    assert decide(case(memory=memory(cause_read=False, startable_since=AT - 3600))).guard is Guard.UNCONFIRMED
+
+
 @pytest.mark.parametrize(("made", "wait"), [(1, 60), (2, 120), (3, 240)])
 def test_each_attempt_is_followed_by_its_own_wait(made: int, wait: float) -> None:
     """1 min, 2 min, 4 min after the end of each, to the second."""
@@ -356,6 +364,10 @@ class TestOperatorStop:
 
     def test_a_stop_by_a_person_holds(self) -> None:
         assert self.guard(cause=cause("vzshutdown")) is Guard.HELD
+
+    def test_one_that_was_released_holds_no_more(self) -> None:
+        """By `guestward rearm`, or by a new configuration."""
+        assert self.guard(cause=cause("vzshutdown"), released=True) is Guard.START
 
     def test_a_crash_does_not_hold(self) -> None:
         assert self.guard(cause=None) is Guard.START
@@ -381,6 +393,9 @@ class TestNextStep:
     def test_of_a_hold_is_its_end(self) -> None:
         assert decide(case(hold=(hold(101), 90.0))).next_at == AT + 90
 
+    def test_of_a_guest_that_would_stay_down_without_the_hold_is_nothing(self) -> None:
+        assert decide(Scene(config=config(onboot=False), hold=(hold(101), 90.0)).case()).next_at is None
+
     def test_of_a_stop_that_holds_is_nothing(self) -> None:
         assert decide(case(memory=memory(cause=cause()), rules=rules(operator_stop="hold"))).next_at is None
 
@@ -395,6 +410,12 @@ class TestNextStep:
     def test_of_a_guest_seen_stopped_once_is_the_second_look(self) -> None:
         assert decide(case(memory=memory(startable_since=AT - 10))).next_at == AT + 20
         assert decide(case(memory=memory(startable_since=None))).next_at == AT + 30
+
+    @pytest.mark.parametrize(("seen_ago", "next_in"), [(29, 1), (30, None), (31, None)])
+    def test_of_a_guest_whose_task_history_is_not_read_is_the_second_look_or_unknown(self, seen_ago: float, next_in: float | None) -> None:
+        """What waits for the task history waits for the next sweep, not for a moment that is over."""
+        known = memory(cause_read=False, startable_since=AT - seen_ago)
+        assert decide(case(memory=known)).next_at == (None if next_in is None else AT + next_in)
 
     def test_of_a_wait_is_its_end(self) -> None:
         assert decide(case(memory=memory(attempts=(attempt(ended=AT - 10),)))).next_at == AT + 50
@@ -413,7 +434,90 @@ def test_witnesses_are_asked_only_for_a_guest_that_might_be_started() -> None:
         assert may_start(scene.case()) == (name not in before), name
 
 
+def test_a_decision_carries_the_guests_id_and_name() -> None:
+    decision = decide(case())
+    assert (decision.id, decision.name) == (CT, "guest101")
+
+
+@pytest.mark.parametrize("seen", [{"lock": "backup"}, {}], ids=["a lock of the list", "a task of this guest alone"])
+def test_a_backup_that_one_witness_knows_of_is_not_unknown_however_many_are_silent(seen: dict[str, Any]) -> None:
+    tasks = () if seen else (task("vzdump", "101"),)
+    decision = decide(case(obs=observation(listed(**seen), tasks=tasks, backups=replace(QUIET, flock=Unreadable("permission denied")))))
+    assert verdict(decision, Guard.BACKUP).applies
+    assert not verdict(decision, Guard.BACKUP_UNKNOWN).applies
+
+
+def test_the_last_attempt_is_the_one_that_is_told() -> None:
+    made = tuple(attempt(n, reason=f"reason {n}") for n in range(1, 4))
+    assert "reason 3" in decide(case(memory=memory(attempts=made))).evidence
+
+
 def test_a_backup_of_this_guest_alone_is_told_with_its_vmid() -> None:
     found = task("vzdump", "101", pid=upid("x").pid)
     decision = decide(case(obs=observation(tasks=(found,))))
     assert (decision.guard, "101" in decision.evidence) == (Guard.BACKUP, True)
+
+
+WORDS: dict[str, tuple[Guard, Scene | Case]] = {
+    "not owned, two pools": (Guard.NOT_OWNED, case(obs=observation(members={}), rules=rules(pools=["guestward", "web"]))),
+    "not owned, excluded": (Guard.NOT_OWNED, case(rules=rules(exclude=[101]))),
+    "scratch band": (Guard.SCRATCH_BAND, Scene(id=SCRATCH)),
+    "template, says the list": (Guard.TEMPLATE, Scene(listed={"template": True})),
+    "template, says the configuration": (Guard.TEMPLATE, Scene(config=config(template=True))),
+    "running": (Guard.RUNNING, Scene(running=True)),
+    "running, no process yet": (Guard.RUNNING, Scene(running=True, listed={"pid": None, "up_since": AT})),
+    "configuration unreadable": (Guard.UNREADABLE, Scene(config=Unreadable("configuration: timeout"))),
+    "configuration unreadable, onboot": (Guard.ONBOOT_OFF, Scene(config=Unreadable("configuration: timeout"))),
+    "configuration not read": (Guard.UNREADABLE, case(obs=observation(configs={}))),
+    "onboot off": (Guard.ONBOOT_OFF, Scene(config=config(onboot=False))),
+    "new here": (Guard.NEW_HERE, Scene(memory={"new": True})),
+    "held": (Guard.HELD, Scene(hold=(hold(101), 90.0))),
+    "held without a reason": (Guard.HELD, Scene(hold=(hold(101, reason=""), 7140.0))),
+    "a stop that holds": (Guard.HELD, case(memory=memory(cause=cause(user="alice@pve")), rules=rules(operator_stop="hold"))),
+    "a stop that may hold": (Guard.HELD, case(memory=memory(cause_read=False), rules=rules(operator_stop="hold"))),
+    "no stop that holds": (Guard.HELD, case(rules=rules(operator_stop="hold"))),
+    "ha, started": (Guard.HA, Scene(ha={CT: "started"})),
+    "ha, state null": (Guard.HA, Scene(ha={CT: None})),
+    "ha, handed over": (Guard.HA, case(memory=memory(attempts=(attempt(outcome=Outcome.HANDED_TO_HA),)))),
+    "ha, unreadable": (Guard.HA, case(obs=observation(resources=Unreadable("timeout")))),
+    "ha, not listed": (Guard.HA, case(obs=observation(resources=resources(SCRATCH)))),
+    "locked": (Guard.LOCKED, Scene(listed={"lock": "migrate"})),
+    "a task runs": (Guard.TASK, Scene(tasks=[task("vzconfig", "101", "alice@pve")])),
+    "our own start runs": (Guard.TASK, case(memory=memory(attempts=(Attempt(2, AT - 5, AT + 115),)))),
+    "no task list": (Guard.TASK, case(obs=observation(tasks=Unreadable("without Sys.Audit")))),
+    "backup": (Guard.BACKUP, Scene(tasks=[task("vzdump")])),
+    "backup unknown": (Guard.BACKUP_UNKNOWN, Scene(witnesses={"flock": Unreadable("permission denied")})),
+    "backup unknown, but one is known": (Guard.BACKUP_UNKNOWN, Scene(tasks=[task("vzdump")])),
+    "host gate": (Guard.HOST_GATE, Scene(gate=Gate((Closure(GateReason.NO_QUORUM, "no quorum"),)))),
+    "first look": (Guard.UNCONFIRMED, Scene(memory={"startable_since": None})),
+    "second look too early": (Guard.UNCONFIRMED, Scene(memory={"startable_since": AT - 10})),
+    "task history not read": (Guard.UNCONFIRMED, Scene(memory={"cause_read": False})),
+    "storages offline": (
+        Guard.STORAGE_OFFLINE,
+        Scene(config=config(storages=frozenset({"nas", "san"})), storages={"nas": StorageState.OFFLINE, "san": StorageState.OFFLINE}),
+    ),
+    "back-off": (Guard.BACKOFF, Scene(attempts=1, ended_ago=10)),
+    "exhausted, failed": (Guard.EXHAUSTED, Scene(attempts=3)),
+    "exhausted, did not stay up": (
+        Guard.EXHAUSTED,
+        case(memory=memory(attempts=tuple(attempt(n, outcome=Outcome.STARTED) for n in range(1, 4)))),
+    ),
+    "the second attempt": (Guard.START, Scene(attempts=1)),
+}
+
+
+def test_what_the_guards_say_is_what_a_person_can_read() -> None:
+    """The words of `guestward explain` and of the field `evidence`: of a guest with nothing in its way, then of each guard in its cases."""
+    lines = [f"{said.guard}: {said.evidence}" for said in decide(case()).verdicts]
+    for name, (guard, scene) in WORDS.items():
+        found = scene.case() if isinstance(scene, Scene) else scene
+        lines.append(f"{name}: {verdict(decide(found), guard).evidence}")
+    golden("words_of_guards.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (40, "40 s"), (119, "119 s"), (119.4, "119 s"), (120, "2 min"), (7140, "119 min"), (7200, "120 min")],
+)
+def test_a_stretch_of_time_is_told_in_seconds_below_two_minutes(seconds: float, words: str) -> None:
+    assert minutes(seconds) == words

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from guestward.model.decision import Decision, Guard, Outcome
 from guestward.model.events import Level, Notice
-from guestward.model.guest import GuestConfig, GuestKind, ListedGuest
+from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest
 from guestward.model.memory import Attempt, GuestMemory
 from guestward.model.observation import Member, NodeNames, Observation, StorageState
 from guestward.model.reading import Unreadable
-from guestward.policy.guards import decide
+from guestward.model.task import Ok, Task
+from guestward.policy.guards import OUT_OF_SCOPE, decide
 from guestward.policy.recall import (
     Recalled,
     after_boot,
+    came_up,
     first_seen,
     not_working_state,
     rearmed_by_operator,
@@ -36,6 +38,7 @@ from tests.unit.build import (
     case,
     cause,
     config,
+    golden,
     host,
     listed,
     member,
@@ -72,7 +75,7 @@ class TestHistory:
 
     @pytest.mark.parametrize(
         ("uptime", "watched_for", "kept"),
-        [(599, 700, True), (600, 599, True), (600, 600, False), (86400, 599, True), (86400, 600, False)],
+        [(599, 700, True), (599, 600, True), (600, 599, True), (600, 600, False), (86400, 599, True), (86400, 600, False)],
     )
     def test_running_for_ten_minutes_under_our_eyes(self, uptime: int, watched_for: float, kept: bool) -> None:
         """A long uptime alone is no proof, since a flap may lie between two looks; nor is a long watch of a short uptime."""
@@ -94,8 +97,11 @@ class TestHistory:
         assert runs(again, at=AT + 590, uptime=600).attempts == ()
 
     def test_uptimes_that_are_whole_seconds_do_not_move_the_ten_minutes(self) -> None:
-        known = memory(running=True, stable_since=AT - 100)
-        assert runs(known, uptime=99).stable_since == AT - 100
+        """Up to 2 s between two looks are no restart, and 2 s are one; with attempts to forget or without."""
+        for tried in ((), TRIED):
+            known = memory(running=True, down_since=None, attempts=tried, stable_since=AT - 100)
+            assert runs(known, uptime=99).stable_since == AT - 100
+            assert runs(known, uptime=98).stable_since == AT - 98
 
     @pytest.mark.parametrize("unsteady", [{"lock": "backup"}, {"pid": None}], ids=["locked", "without a pid"])
     def test_locked_or_without_a_process_is_not_stable(self, unsteady: dict[str, Any]) -> None:
@@ -113,9 +119,9 @@ class TestHistory:
         assert runs(memory(attempts=flight, stable_since=AT - 6000)).attempts == flight
 
     def test_a_host_boot_forgets_all_but_who_it_is(self) -> None:
-        known = memory(attempts=TRIED, given_up=True, new=True, cause=cause(), announced=(Guard.EXHAUSTED,), stable_since=5.0)
+        known = memory(attempts=TRIED, given_up=True, new=True, cause=cause(), announced=(Guard.EXHAUSTED,), stable_since=5.0, away=True)
         found = after_boot(known)
-        assert found == GuestMemory(CT, name="guest101", owned=True, identity="identity", ran=True)
+        assert found == GuestMemory(CT, name="guest101", owned=True, identity="identity", ran=True, away=True)
 
     def test_a_change_of_configuration_rearms_and_says_so(self) -> None:
         known = memory(attempts=TRIED, given_up=True, cause=cause(), announced=(Guard.UNCONFIRMED, Guard.BACKOFF, Guard.EXHAUSTED))
@@ -130,10 +136,18 @@ class TestHistory:
 
     def test_a_change_during_an_attempt_is_seen_after_it(self) -> None:
         flight = (*TRIED, Attempt(3, AT - 5, AT + 115))
-        found = see(memory(attempts=flight), configs={CT: config(fingerprint="other")})
-        assert (found.memory.attempts, events(found)) == (flight, [])
+        found = see(memory(attempts=flight, identity=""), configs={CT: config(fingerprint="other")})
+        assert (found.memory.attempts, found.memory.identity, events(found)) == (flight, "identity", [])
         ended = replace(found.memory, attempts=(*TRIED, attempt(3)))
         assert events(see(ended, configs={CT: config(fingerprint="other")})) == ["rearmed"]
+
+    def test_a_configuration_that_is_read_for_the_first_time_is_no_change(self) -> None:
+        found = see(memory(attempts=TRIED, fingerprint="", onboot=None))
+        assert (found.memory.attempts, found.memory.released, events(found)) == (TRIED, False, [])
+        assert (found.memory.fingerprint, found.memory.onboot) == ("fingerprint", True)
+
+    def test_onboot_is_the_one_that_was_read_last(self) -> None:
+        assert see(memory(onboot=True), configs={CT: config(onboot=False)}).memory.onboot is False
 
     def test_the_same_configuration_changes_nothing(self) -> None:
         found = see(memory(attempts=TRIED))
@@ -144,10 +158,11 @@ class TestHistory:
         assert (found.memory.attempts, found.memory.identity, events(found)) == (TRIED, "identity", [])
 
     def test_rearm_gives_all_attempts_and_says_so_even_if_there_was_nothing_to_forget(self) -> None:
-        known = memory(attempts=TRIED, given_up=True, new=True, cause=cause())
+        known = memory(attempts=TRIED, given_up=True, new=True, cause=cause(), blocked_storages=frozenset({"nas"}))
         found = rearmed_by_operator(known)
         assert (found.memory.attempts, found.memory.given_up, found.memory.new, found.memory.released) == ((), False, False, True)
-        assert events(found) == ["rearmed"]
+        assert found.memory.blocked_storages == frozenset()
+        assert (events(found), found.notices[0].guard) == (["rearmed"], "")
         assert events(rearmed_by_operator(memory())) == ["rearmed"]
 
     def test_rearm_during_an_attempt_makes_it_the_first(self) -> None:
@@ -192,6 +207,9 @@ class TestStorageBack:
         )
         found = settle(memory(), decide(case(obs=obs)), obs, RULES, ran_before=False)
         assert found.memory.blocked_storages == {"nas"}
+        first = memory(startable_since=None)
+        found = settle(first, decide(case(obs=obs, memory=first)), obs, RULES, ran_before=False)
+        assert found.memory.blocked_storages == set(), "the second look is what it waits for"
 
 
 class TestNewHere:
@@ -218,7 +236,14 @@ class TestNewHere:
         known = memory(attempts=TRIED, given_up=True)
         found = see(known, configs={CT: config(identity="other", fingerprint="f2")})
         assert (found.memory.new, found.memory.attempts, found.memory.ran, found.memory.identity) == (True, (), False, "other")
+        assert (found.memory.id, found.memory.name, found.memory.owned) == (CT, "guest101", True)
+        assert (found.memory.fingerprint, found.memory.onboot) == ("f2", True)
         assert events(found) == ["guest_forgotten"]
+
+    @pytest.mark.parametrize(("id", "same"), [(CT, True), (VM, False)], ids=["a container", "a VM"])
+    def test_one_mark_in_common_is_enough_for_a_container_and_not_for_a_vm(self, id: GuestId, same: bool) -> None:
+        found = see(memory(id, identity="a b"), configs={id: config(identity="b c")})
+        assert (found.memory.new, events(found)) == (not same, [] if same else ["guest_forgotten"])
 
     def test_a_guest_whose_identity_is_learned_for_the_first_time_is_not_new(self) -> None:
         found = see(memory(identity="", fingerprint=""))
@@ -227,8 +252,18 @@ class TestNewHere:
     @pytest.mark.parametrize("lock", ["create", "import", "clone"])
     def test_a_guest_that_is_being_created_is_another_than_had_its_vmid_before(self, lock: str) -> None:
         """A container's restore keeps volume names and MACs, so the lock is what tells."""
-        found = see(memory(attempts=TRIED), listed(lock=lock)).memory
+        found = see(memory(attempts=TRIED, name="old"), listed(lock=lock)).memory
         assert (found.new, found.attempts, found.ran, found.identity) == (True, (), False, "")
+        assert (found.id, found.name, found.owned) == (CT, "guest101", True)
+
+    @pytest.mark.parametrize("known", [{"identity": ""}, {"new": True}], ids=["one that ran until now", "a new one that was read"])
+    def test_a_guest_that_is_being_created_in_the_place_of_another_inherits_nothing(self, known: dict[str, Any]) -> None:
+        found = see(memory(attempts=TRIED, **known), listed(lock="create")).memory
+        assert (found.new, found.attempts, found.identity) == (True, (), "")
+
+    def test_a_guest_that_is_being_created_keeps_what_is_known_of_its_creation(self) -> None:
+        known = memory(new=True, identity="", ran=False, down_since=AT - 600)
+        assert see(known, listed(lock="create")).memory.down_since == AT - 600
 
     @pytest.mark.parametrize("lock", ["backup", "migrate", "snapshot", "rollback", "disk"])
     def test_other_locks_make_no_new_guest(self, lock: str) -> None:
@@ -236,7 +271,8 @@ class TestNewHere:
         assert (found.new, found.attempts) == (False, TRIED)
 
     def test_a_running_guest_under_such_a_lock_is_itself(self) -> None:
-        assert not runs(memory(), lock="clone").new
+        found = runs(memory(attempts=TRIED), lock="clone")
+        assert (found.new, found.attempts) == (False, TRIED)
 
     @pytest.mark.parametrize(
         ("kind", "before", "after"),
@@ -271,8 +307,20 @@ class TestNewHere:
 
     def test_a_guest_made_anew_since_it_ran_is_new(self) -> None:
         """A container that was restored in place looks the same in every respect; it is told once, and its history is another's."""
-        found = reborn(memory(attempts=TRIED, owned=True))
-        assert (found.memory.new, found.memory.attempts, events(found)) == (True, (), ["guest_forgotten"])
+        known = memory(attempts=TRIED, given_up=True, onboot=True, stamp="1", cause=cause(), announced=(Guard.TASK,))
+        found = reborn(known)
+        assert found.memory == GuestMemory(
+            CT,
+            name="guest101",
+            owned=True,
+            identity="identity",
+            fingerprint="fingerprint",
+            onboot=True,
+            new=True,
+            down_since=AT - 60,
+            stamp="1",
+        )
+        assert events(found) == ["guest_forgotten"]
         assert reborn(memory(owned=False)).notices == ()
 
 
@@ -291,10 +339,22 @@ class TestEpisode:
             lines += [(notice.event.name, notice.guard) for notice in found.notices]
         assert lines == [("guest_down", "task"), ("guest_waiting", "backup"), ("guest_waiting", "unconfirmed")]
 
+    def test_only_what_was_told_counts_as_told(self) -> None:
+        """However long it is down: a guard once, and nothing of a guest of which nothing is said."""
+        known = self.told(self.told(memory(), Guard.TASK).memory, Guard.TASK).memory
+        assert known.announced == (Guard.TASK,)
+        assert self.told(known, Guard.START).memory.announced == (Guard.TASK,)
+        assert self.told(memory(onboot=False), Guard.ONBOOT_OFF, ran_before=False).memory.announced == ()
+
     def test_a_guest_that_was_switched_off_is_told_once_and_one_that_is_off_never(self) -> None:
         assert events(self.told(memory(), Guard.ONBOOT_OFF)) == ["guest_down"]
         assert events(self.told(memory(onboot=False), Guard.ONBOOT_OFF)) == ["guest_down"]
         assert events(self.told(memory(onboot=False), Guard.ONBOOT_OFF, ran_before=False)) == []
+        assert events(self.told(memory(onboot=False), Guard.UNREADABLE)) == []
+
+    def test_of_an_attempt_under_way_its_own_events_tell(self) -> None:
+        known = memory(attempts=(Attempt(1, AT - 5, AT + 115),))
+        assert self.told(known, Guard.TASK) == Recalled(known)
 
     @pytest.mark.parametrize("guard", [Guard.NOT_OWNED, Guard.SCRATCH_BAND, Guard.TEMPLATE, Guard.RUNNING])
     def test_guests_out_of_scope_and_running_ones_are_no_episode(self, guard: Guard) -> None:
@@ -315,23 +375,74 @@ class TestEpisode:
         assert self.told(memory(startable_since=None), Guard.UNCONFIRMED).memory.startable_since == AT
         assert self.told(memory(startable_since=AT - 9), Guard.BACKOFF).memory.startable_since == AT - 9
 
+    @pytest.mark.parametrize("guard", [guard for guard in Guard if guard not in (Guard.RUNNING, *OUT_OF_SCOPE)])
+    def test_only_guards_that_would_let_it_start_one_day_by_themselves_keep_the_first_look(self, guard: Guard) -> None:
+        """A guest that waits for a storage or for its next attempt, or has none left, need not be seen twice once more."""
+        startable = {Guard.UNCONFIRMED, Guard.STORAGE_OFFLINE, Guard.BACKOFF, Guard.EXHAUSTED, Guard.START}
+        known = memory(startable_since=AT - 9, attempts=TRIED)
+        assert self.told(known, guard).memory.startable_since == (AT - 9 if guard in startable else None)
+
     def test_it_ends_when_it_runs_again(self) -> None:
         known = memory(announced=(Guard.UNCONFIRMED,), down_since=AT - 75, cause=cause())
         found = see(known, listed(running=True))
         assert (events(found), fields(found.notices[0])) == (["guest_up"], {"down_s": 75})
         assert (found.memory.announced, found.memory.down_since, found.memory.cause_read) == ((), None, False)
 
+    def test_with_it_ends_all_that_was_known_doubted_or_lifted_in_it(self) -> None:
+        """The attempts stay until it ran stably, and what was read of its configuration stays known."""
+        known = memory(
+            attempts=TRIED,
+            given_up=True,
+            onboot=True,
+            new=True,
+            announced=(Guard.TASK,),
+            cause=cause(),
+            ran_until=AT - 70,
+            doubt_since=AT - 70,
+            stamp="1",
+            released=True,
+            blocked_storages=frozenset({"nas"}),
+            backup_since=AT - 50,
+            backup_warned=True,
+        )
+        assert came_up(known) == GuestMemory(
+            CT,
+            name="guest101",
+            owned=True,
+            fingerprint="fingerprint",
+            onboot=True,
+            ran=True,
+            running=True,
+            attempts=TRIED,
+            given_up=True,
+        )
+
     def test_a_stop_of_which_nothing_was_told_ends_without_a_word(self) -> None:
         assert events(see(memory(announced=()), listed(running=True))) == []
 
     def test_our_own_start_tells_its_own_end(self) -> None:
         known = memory(announced=(Guard.UNCONFIRMED,), attempts=(Attempt(1, AT - 2, AT + 118),))
-        assert events(see(known, listed(running=True))) == []
+        found = see(known, listed(running=True))
+        assert (events(found), found.memory.running, found.memory.down_since) == ([], True, AT - 60)
+
+    def test_a_start_that_was_seen_running_and_went_down_again_is_the_same_time_down(self) -> None:
+        """Who it is, is asked anew all the same: it ran, for a moment, under nobody's eyes."""
+        found = see(memory(running=True, down_since=AT - 500, doubt_since=AT - 400, cause_read=True)).memory
+        assert (found.running, found.down_since, found.cause_read) == (False, AT - 500, False)
+        assert (found.ran_until, found.doubt_since) == (AT - 60, AT - 400)
 
     def test_the_first_look_at_a_stopped_guest_begins_its_time_down(self) -> None:
         found = see(memory(down_since=None, running=True)).memory
         assert (found.running, found.down_since) == (False, AT)
         assert see(memory(down_since=AT - 500)).memory.down_since == AT - 500
+        assert see(first_seen(CT, watched=False)).memory.down_since == AT
+
+    def test_a_stopped_guest_is_not_stable(self) -> None:
+        assert see(memory(running=True, down_since=None, stable_since=AT - 6000)).memory.stable_since is None
+
+    def test_a_line_says_who_and_what_was_seen(self) -> None:
+        notice = self.told(memory(), Guard.TASK).notices[0]
+        assert (notice.id, notice.name, notice.guard, fields(notice)["evidence"]) == (CT, "guest101", "task", "evidence")
 
     def test_a_guest_under_a_lock_of_creation_is_told_once(self) -> None:
         """C100: a restore into the pool takes an hour, and is not news every minute."""
@@ -373,8 +484,15 @@ class TestBackupWait:
         for hours in (0, 1, 2.99, 3, 3.1, 9):
             found = self.wait(known, AT + hours * 3600, listed(lock=lock), guard)
             known = found.memory
-            warned += [hours for name in events(found) if name == "backup_wait_long"]
-        assert warned == [3]
+            warned += [(hours, notice) for notice in found.notices if notice.event.name == "backup_wait_long"]
+        assert [hours for hours, _ in warned] == [3]
+        assert (warned[0][1].guard, fields(warned[0][1])) == (guard, {"evidence": "vzdump", "waited_s": 10_800})
+        assert (known.backup_since, known.backup_warned) == (AT, True)
+
+    @pytest.mark.parametrize(("onboot", "waits"), [(True, True), (None, True), (False, False)])
+    def test_a_guest_that_is_to_be_down_waits_for_nothing(self, onboot: bool | None, waits: bool) -> None:
+        found = self.wait(memory(announced=tuple(Guard), onboot=onboot, backup_since=AT - 5), AT).memory
+        assert found.backup_since == (AT - 5 if waits else None)
 
     def test_a_wait_that_ended_begins_anew(self) -> None:
         known = self.wait(memory(announced=tuple(Guard)), AT).memory
@@ -384,6 +502,10 @@ class TestBackupWait:
 
     def test_another_lock_is_no_wait_for_a_backup(self) -> None:
         found = self.wait(memory(announced=tuple(Guard), backup_since=AT - 90_000), AT, listed(lock="migrate"), Guard.LOCKED)
+        assert (found.notices, found.memory.backup_since) == ((), None)
+
+    def test_a_lock_of_a_backup_that_is_not_what_decides_is_no_wait_for_it(self) -> None:
+        found = self.wait(memory(announced=tuple(Guard), backup_since=AT - 90_000), AT, listed(lock="backup"), Guard.HELD)
         assert (found.notices, found.memory.backup_since) == ((), None)
 
 
@@ -396,11 +518,19 @@ class TestNotWorking:
 
     @pytest.mark.parametrize("state", ["paused", "io-error", "internal-error", "prelaunch", "guest-panicked", "shutdown"])
     def test_told_once_when_seen_twice_and_once_when_it_is_over(self, state: str) -> None:
-        known, lines = memory(VM, running=True, down_since=None), []
+        known, lines = memory(VM, running=True, down_since=None, stable_since=AT - 6000), []
         for now in (state, state, state, "running", "running"):
             found = self.look(known, now)
-            known, lines = found.memory, [*lines, *events(found)]
-        assert lines == ["not_working", "working_again"]
+            known, lines = found.memory, [*lines, events(found)]
+            if events(found) == ["not_working"]:
+                assert (known.not_working, known.stable_since) == (state, None)
+        assert lines == [[], ["not_working"], [], ["working_again"], []]
+        assert (known.suspect, known.not_working) == ("", "")
+
+    def test_one_that_works_again_must_fail_at_two_looks_to_be_told_again(self) -> None:
+        found = self.look(memory(VM, running=True, suspect="paused", not_working="paused"), "running").memory
+        assert (found.suspect, found.not_working) == ("", "")
+        assert events(self.look(found, "paused")) == []
 
     def test_another_state_in_between_is_not_twice(self) -> None:
         """pvestatd's word may be 10 s old."""
@@ -415,13 +545,20 @@ class TestNotWorking:
         assert self.look(memory(VM, suspect=state, running=True), state).memory.suspect == ""
         guest = listed(VM, running=True)
         assert not_working_state(guest, observation(guest, members={})) == ""
+        assert not_working_state(listed(VM), observation(members={VM: member(VM, "paused")})) == "", "it is stopped by now"
 
     @pytest.mark.parametrize(
         "busy", [{"guest": {"lock": "backup"}}, {"tasks": (task("qmstart", "201"),)}, {"tasks": (task("vzdump"),)}], ids=str
     )
     def test_a_step_of_somebodys_work_is_no_finding(self, busy: dict[str, Any]) -> None:
         """A backup of a stopped VM runs it in `prelaunch` (pve-facts C4)."""
-        assert self.look(memory(VM, suspect="prelaunch", running=True), "prelaunch", **busy).notices == ()
+        found = self.look(memory(VM, suspect="prelaunch", running=True), "prelaunch", **busy)
+        assert (found.notices, found.memory.suspect) == ((), "")
+
+    @pytest.mark.parametrize("other", [task("vzdump", said=Ok()), task("qmstart", "202")], ids=["ended", "another guest's"])
+    def test_only_a_task_that_runs_and_may_be_about_it_is_somebodys_work(self, other: Task) -> None:
+        found = self.look(memory(VM, suspect="prelaunch", running=True), "prelaunch", tasks=(other,))
+        assert events(found) == ["not_working"]
 
     def test_a_frozen_container_is_one(self) -> None:
         guest = listed(running=True)
@@ -483,6 +620,48 @@ def test_the_short_way_for_guests_that_run_on_as_they_did_leads_to_the_same(
         assert recall(memory(VM, **known), guest, obs, RULES, None) == short
 
 
+QUIET = memory(VM, running=True, down_since=None, startable_since=None, cause_read=False, identity="", stable_since=AT - 1000)
+
+
+def test_of_a_guest_that_runs_on_as_it_did_nothing_is_made_anew() -> None:
+    """On a large node that is nearly all of them, at every look."""
+    found = see(QUIET, listed(VM, running=True, up_since=AT - 1000.9))
+    assert found.memory is QUIET
+    assert found.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "seen", "right"),
+    [
+        ({"new": True}, {}, {"new": False}),
+        ({"away": True}, {}, {"away": False}),
+        ({"attempts": TRIED}, {}, {"attempts": ()}),
+        ({"suspect": "paused"}, {}, {"suspect": ""}),
+        ({"not_working": "paused"}, {}, {"not_working": ""}),
+        ({"ran": False}, {}, {"ran": True}),
+        ({"running": False}, {}, {"running": True}),
+        ({"name": "old"}, {}, {"name": "guest201"}),
+        ({"owned": False}, {}, {"owned": True}),
+        ({"stable_since": None}, {}, {"stable_since": AT}),
+        ({}, {"up_since": AT - 998}, {"stable_since": AT - 998}),
+        ({}, {"lock": "backup"}, {"stable_since": None}),
+        ({}, {"pid": None}, {"stable_since": None}),
+        ({}, {"state": "paused"}, {"suspect": "paused"}),
+    ],
+    ids=str,
+)
+def test_whatever_is_not_as_it_was_is_looked_at(known: dict[str, Any], seen: dict[str, Any], right: dict[str, Any]) -> None:
+    members = {VM: member(VM, seen.get("state", "running"))}
+    guest = listed(VM, running=True, **{name: value for name, value in seen.items() if name != "state"})
+    found = see(replace(QUIET, **known), guest, members=members).memory
+    assert {name: getattr(found, name) for name in right} == right
+
+
+def test_of_a_running_guest_whose_configuration_was_read_it_is_remembered() -> None:
+    found = see(QUIET, listed(VM, running=True), configs={VM: config(onboot=False)}).memory
+    assert found.onboot is False
+
+
 def test_a_guest_that_came_back_is_no_longer_away_and_belongs_to_whom_the_pool_says() -> None:
     obs: Observation = observation(members={})
     found = recall(memory(away=True), obs.guests[CT], obs, RULES, None).memory
@@ -527,6 +706,56 @@ class TestDoubt:
         later = see(found, looked_at=AT - 1, **self.names("3")).memory
         assert later.doubt_since == AT - 60
 
+    def test_a_file_that_is_seen_for_the_first_time_is_no_change(self) -> None:
+        found = see(memory(stamp=""), **self.names("1")).memory
+        assert (found.cause_read, found.doubt_since, found.stamp) == (True, None, "1")
+
+    def test_a_file_that_is_gone_is_a_change_and_has_no_stamp(self) -> None:
+        gone = {"host": host(names=NodeNames({}, {}))}
+        found = see(memory(stamp="1"), **gone).memory
+        assert (found.cause_read, found.doubt_since, found.stamp) == (False, AT - 60, "")
+        assert see(memory(stamp=""), **gone).memory.stamp == ""
+
     def test_names_that_cannot_be_read_renew_the_doubt_at_every_look(self) -> None:
         found = see(memory(stamp="1"), host=host(names=Unreadable("no"))).memory
         assert (found.cause_read, found.doubt_since, found.stamp) == (False, AT - 60, "1")
+
+
+def test_what_is_told_of_a_guest_is_what_a_person_can_read() -> None:
+    """Event, level, guard, message and fields of every line that a look or a decision can make of a guest."""
+    blocked = memory(attempts=TRIED, blocked_storages=frozenset({"nas", "san"}))
+    back = resources(storages={"nas": StorageState.AVAILABLE, "san": StorageState.AVAILABLE})
+    broken = listed(VM, running=True)
+    sick = {VM: member(VM, "io-error")}
+    failed = tuple(attempt(n) for n in range(1, 4))
+    short = tuple(attempt(n, outcome=Outcome.STARTED) for n in range(1, 4))
+    told = memory(announced=(Guard.TASK,))
+
+    def decided(known: GuestMemory, guard: Guard, at: float = AT) -> Recalled:
+        return settle(known, Decision(CT, "guest101", guard, "what was seen", ()), observation(at=at), RULES, ran_before=True)
+
+    lines = {
+        "goes down": decided(memory(cause=cause(user="alice@pve")), Guard.TASK),
+        "goes down, history unread": decided(memory(cause_read=False), Guard.UNCONFIRMED),
+        "waits": decided(told, Guard.BACKUP),
+        "waits long": decided(memory(announced=(Guard.BACKUP,), backup_since=AT), Guard.BACKUP, AT + 30 * 86_400),
+        "given up": decided(replace(told, attempts=failed), Guard.EXHAUSTED),
+        "given up, did not stay up": decided(replace(told, attempts=short), Guard.EXHAUSTED),
+        "runs again": see(told, listed(running=True)),
+        "does not work": see(memory(VM, running=True, suspect="io-error"), broken, members=sick),
+        "works again": see(memory(VM, running=True, not_working="io-error"), broken),
+        "another guest": see(memory(), configs={CT: config(identity="other")}),
+        "made anew": reborn(memory()),
+        "configuration changed": see(memory(attempts=TRIED), configs={CT: config(fingerprint="other")}),
+        "storages back": storages_back(blocked, observation(resources=back)),
+        "rearmed": rearmed_by_operator(memory(attempts=TRIED)),
+        "rearmed, had all": rearmed_by_operator(memory()),
+    }
+    text = ""
+    for name, found in lines.items():
+        text += f"{name}:\n"
+        for told_of in found.notices:
+            level = told_of.level or told_of.event.levels[0]
+            text += f"  {told_of.event.name} {level} {told_of.id} {told_of.name} [{told_of.guard}] {told_of.message}\n"
+            text += "".join(f"    {field} = {value}\n" for field, value in told_of.fields)
+    golden("words_of_recall.txt", text)

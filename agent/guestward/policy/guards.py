@@ -260,7 +260,7 @@ def _next_at(case: Case, guard: Guard) -> float | None:
         return case.obs.at + case.hold[1]
     if guard is Guard.HOST_GATE:
         ends = [closure.until for closure in case.gate.closures]
-        return max((end for end in ends if end is not None), default=None) if None not in ends else None
+        return max(end for end in ends if end is not None) if None not in ends else None
     if guard is Guard.UNCONFIRMED:
         since = case.obs.at if case.memory.startable_since is None else case.memory.startable_since
         look = since + case.rules.confirm

@@ -275,12 +275,12 @@ def _waits_for_backup(memory: GuestMemory, decision: Decision, obs: Observation,
     if not waits or memory.onboot is False:
         return replace(memory, backup_since=None)
     since = memory.backup_since if memory.backup_since is not None else obs.at
-    waited = obs.at - since
+    memory, waited = replace(memory, backup_since=since), obs.at - since
     if waited >= rules.backup_wait_warn and not memory.backup_warned:
         text = f"has been down for {waited / 3600:.1f} h because of a backup: {decision.evidence}"
         notices.append(_notice(Event.BACKUP_WAIT_LONG, memory, text, decision.guard, evidence=decision.evidence, waited_s=round(waited)))
-        return replace(memory, backup_since=since, backup_warned=True)
-    return replace(memory, backup_since=since)
+        return replace(memory, backup_warned=True)
+    return memory
 
 
 def lasting(before: GuestMemory | None, memory: GuestMemory, decision: Decision, obs: Observation) -> bool:
