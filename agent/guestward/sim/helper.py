@@ -88,6 +88,12 @@ class SimHelper:
             self._effect(request, "refused")
             return SimCall(world, Answer(HelperCode.OK, "done"), world.now, until)
         call = SimCall(world, None, world.now + state.delay, until)
+        try:
+            Request.decode(request.encode())
+        except ValueError as error:
+            call.answered = Answer(HelperCode.BAD_REQUEST, str(error))
+            self._effect(request, "refused")
+            return call
         act: Callable[[Request, SimCall], str] = {Verb.UNLOCK: self._unlock, Verb.DELETE_SNAPSHOT: self._delete}[request.verb]
         result = act(request, call)
         self._effect(request, "lost" if state.delay > LONGEST[request.verb] else result)
