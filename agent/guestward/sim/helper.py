@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LONGEST = {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}  # seconds that the agent waits for an answer
 DELETE_TAKES = 3.0
+DELETED_IN = 0.1  # fine grained, as recorded of a small container (timelines 6c)
 PHASES = {"booting": HelperCode.BOOTING, "stopping": HelperCode.STOPPING}
 
 
@@ -126,8 +127,9 @@ class SimHelper:
         ordered = self.world.take_failure("delete-snapshot")
         task = self.world.task("vzdelsnapshot", str(guest.vmid), "root@pam")
         found.lock, found.snapshots = "snapshot-delete", {**found.snapshots, SNAPSHOT: "delete"}
-        call.at += DELETE_TAKES
-        self.world.later(DELETE_TAKES, lambda: self._deleted(found, task, call, ordered))
+        takes = DELETED_IN if self.world.fine_grained else DELETE_TAKES
+        call.at += takes
+        self.world.later(takes, lambda: self._deleted(found, task, call, ordered))
         return "ok" if ordered is None else "failed"
 
     def _deleted(self, guest: SimGuest, task: SimTask, call: SimCall, ordered: str | None) -> None:
