@@ -77,7 +77,8 @@ class LockRecovery:
         self._find(seen)
         self._resume(seen)
         self._check_snapshots(seen)
-        locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left or id in self.calls]
+        asked = {memory.id for memory in self.memories.values() if memory.asked}
+        locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left or id in asked]
         if locked or self.memories:
             self._note(seen, locked)
             self._judge(seen)
@@ -114,8 +115,10 @@ class LockRecovery:
             return
         for id in self.to_check[:CHECKS_A_LOOK]:
             found = self._snapshots(id)
-            if not isinstance(found, Unreadable):
-                self.to_check.remove(id)
+            self.to_check.remove(id)
+            if isinstance(found, Unreadable):
+                self.to_check.append(id)  # again after all others
+            else:
                 self.checked[id] = names.here.get(id, "")
                 (self.left.add if SNAPSHOT in found else self.left.discard)(id)
 
@@ -151,11 +154,11 @@ class LockRecovery:
         seen = replace(seen, backups=self.state.env.host.backups())
         behind = self.state.env.host.left_behind(self.memories)
         history: Reading[tuple[Task, ...]] = locks.NOT_READ
-        decisions = []
+        decisions, offsets = [], self.state.node.offsets
         for memory in list(self.memories.values()):
             snapshots = self._snapshots(memory.id) if locks.needs_snapshots(memory) else locks.NOT_READ
             hold = self.state.lasting.get(memory.id.vmid)
-            case = locks.LockCase(seen, memory, self.state.gate, self.state.rules.lock_confirm, snapshots, history, behind, hold)
+            case = locks.LockCase(seen, memory, self.state.gate, self.state.rules.lock_confirm, snapshots, history, behind, hold, offsets)
             decision = locks.judge(case)
             if locks.asks_history(decision) and history is locks.NOT_READ:
                 history = self._history(seen)
@@ -175,7 +178,7 @@ class LockRecovery:
         self.memories[memory.id] = settled.memory
         self.state.env.tell(settled.notices)
         step = locks.due(settled.memory, settled.decision, at, self.state.rules)
-        if step is not None and not any(self.memories[id].step is step for id in self.calls if id in self.memories):
+        if step is not None and self._free_for(step):
             self._ask(settled.memory, step)
         return settled.decision
 
@@ -193,8 +196,12 @@ class LockRecovery:
 
     # ------------------------------------------------------------------------------------------------ acting
 
+    def _free_for(self, step: LockStep) -> bool:
+        """One of each kind at a time: unlocks need the same flock, deletes the same storage."""
+        return not any(self.memories[id].step is step for id in self.calls if id in self.memories)
+
     def _ask(self, memory: LockMemory, step: LockStep) -> None:
-        """Intent first, request second. One of each kind at a time: unlocks need the same flock, deletes the same storage."""
+        """Intent first, request second."""
         id = memory.id
         unlock = Request(Verb.UNLOCK, id.kind, id.vmid, memory.kind)
         request = unlock if step is LockStep.UNLOCK else Request(Verb.DELETE_SNAPSHOT, vmid=id.vmid)
@@ -203,7 +210,7 @@ class LockRecovery:
         try:
             self.calls[id] = self.state.env.helper.ask(request)
         except HelperUnreachable as error:
-            self.memories[id] = replace(locks.looked_at_anew(memory), next_at=self.state.env.clock.boottime() + HELPER_AGAIN)
+            self.memories[id] = locks.put_off(memory, self.state.env.clock.boottime() + HELPER_AGAIN)
             if not self.helper_failing:
                 text = f"the root helper cannot be asked, and locks stay as they are until it can: {error}"
                 self.state.env.journal.emit(Event.HELPER_FAILED, message=text, reason=str(error))
@@ -254,7 +261,7 @@ class LockRecovery:
             return
         self.memories[memory.id] = memory
         self.left.add(memory.id)
-        if memory.deletes == 0 and self.state.gate.open:
+        if memory.deletes == 0 and self.state.gate.open and self._free_for(LockStep.DELETE_SNAPSHOT):
             self._ask(memory, LockStep.DELETE_SNAPSHOT)
 
     def _delete_ended(self, memory: LockMemory, answer: Answer) -> None:
@@ -274,7 +281,9 @@ class LockRecovery:
     def _free_of_our_lock(self, memory: LockMemory, found: Reading[Mapping[str, str]]) -> None:
         """Power comes before tidiness: what our own delete has locked is unlocked at once, and the delete waits for hours (C39)."""
         if self._lock_now(memory.id) == "snapshot-delete" and not isinstance(found, Unreadable) and found.get(SNAPSHOT) == "delete":
-            self._ask(locks.left_by_our_delete(memory, self.state.env.clock.boottime()), LockStep.UNLOCK)
+            self.memories[memory.id] = locked = locks.left_by_our_delete(memory, self.state.env.clock.boottime())
+            if self._free_for(LockStep.UNLOCK):
+                self._ask(locked, LockStep.UNLOCK)
 
     def _lock_now(self, id: GuestId) -> Reading[str | None]:
         try:
@@ -286,7 +295,8 @@ class LockRecovery:
         unlock = memory.step is LockStep.UNLOCK
         self.memories[memory.id] = after = locks.failed(memory, self.state.env.clock.boottime())
         made, most = (after.unlocks, locks.UNLOCKS) if unlock else (after.deletes, locks.DELETES)
-        again = f"tried again in {after.next_at - self.state.env.clock.boottime():.0f} s at the earliest" if made < most else "given up"
+        wait = (after.next_at if unlock else after.delete_at) - self.state.env.clock.boottime()
+        again = f"tried again in {wait:.0f} s at the earliest" if made < most else "given up"
         text = f"{memory.step} failed ({made} of {most}), {again}: {reason}"
         told = locks.notice(Event.LOCK_STEP_FAILED, memory, text, step=str(memory.step), reason=reason, attempt=made, of=most)
         self.state.env.tell((told,))

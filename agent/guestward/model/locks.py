@@ -50,9 +50,9 @@ class LockMemory:
 
     kind: the lock's value, "" where only the snapshot is left. since: when it was first seen. free_at: when the guest was last seen
     without it, None where nobody was looking. stamp: of the configuration file, in which a lock is a line. during: the vzdump that held
-    the node's flock, and was for this guest, while the lock was there. clear_since: since when every look has found nobody who owns it.
-    step: of recovery; asked: the helper was asked to do it. unlocks, deletes: how often that failed. next_at: not before. told: that it
-    is stale was told; warned: that it is old was. ours: the lock is what our own delete left (C39).
+    the node's flock, and was for this guest, when the lock was first seen beside one. clear_since: since when every look has found nobody who owns it.
+    step: of recovery; asked: the helper was asked to do it. unlocks, deletes: how often that failed. next_at, delete_at: no unlock, and no
+    delete, before. told: that it is stale was told; warned: that it is old was. ours: the lock is what our own delete left (C39).
     """
 
     id: GuestId
@@ -68,6 +68,7 @@ class LockMemory:
     unlocks: int = 0
     deletes: int = 0
     next_at: float = 0.0
+    delete_at: float = 0.0
     warned: bool = False
     told: bool = False
     ours: bool = False

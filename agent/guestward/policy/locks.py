@@ -18,6 +18,7 @@ from guestward.model.reading import Reading, Unreadable
 from guestward.model.rules import Rules
 from guestward.model.task import Error, Task, Unknown, Upid
 from guestward.policy.backups import backup_of
+from guestward.policy.causes import of_this_boot
 
 NOT_READ = Unreadable("not read")
 UNLOCKS, UNLOCK_WAITS = 3, (60.0, 120.0)
@@ -31,7 +32,7 @@ class LockCase:
     """All that is asked about one lock.
 
     obs: with its backup witnesses. snapshots: of a container, name -> snapstate. history: ended tasks of any boot, newest
-    first. hold: of this guest.
+    first. hold: of this guest. offsets: what wall clock less boot clock has been in this boot.
     """
 
     obs: Observation
@@ -42,6 +43,7 @@ class LockCase:
     history: Reading[tuple[Task, ...]] = NOT_READ
     left_behind: LockWitnesses = LockWitnesses({}, None)
     hold: tuple[Hold, float] | None = None
+    offsets: tuple[float, ...] = ()
 
     @property
     def id(self) -> GuestId:
@@ -103,7 +105,7 @@ def settle(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) 
 
 def due(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) -> LockStep | None:
     """What is to be done about a lock now."""
-    if decision.verdict is not LockVerdict.STALE or not rules.lock_recovery or memory.asked or at < memory.next_at:
+    if decision.verdict is not LockVerdict.STALE or not rules.lock_recovery or memory.asked or at < not_before(memory):
         return None
     if memory.kind:
         return LockStep.UNLOCK if memory.unlocks < UNLOCKS else None
@@ -125,13 +127,13 @@ def failed(memory: LockMemory, at: float) -> LockMemory:
     unlock = memory.step is LockStep.UNLOCK
     made = (memory.unlocks if unlock else memory.deletes) + 1
     waits = UNLOCK_WAITS if unlock else DELETE_WAITS
-    memory = replace(looked_at_anew(memory), next_at=at + waits[min(made, len(waits)) - 1])
-    return replace(memory, unlocks=made) if unlock else replace(memory, deletes=made)
+    memory, again = looked_at_anew(memory), at + waits[min(made, len(waits)) - 1]
+    return replace(memory, unlocks=made, next_at=again) if unlock else replace(memory, deletes=made, delete_at=again)
 
 
 def unlocked(memory: LockMemory) -> LockMemory:
     """Its lock is gone; what may be left is the snapshot."""
-    return replace(looked_at_anew(memory), kind="", unlocks=0, ours=False, next_at=memory.next_at if memory.deletes else 0.0)
+    return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, ours=False)
 
 
 def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
@@ -141,7 +143,18 @@ def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
 
 def rearmed(memory: LockMemory) -> LockMemory:
     """`guestward rearm`: all attempts again, at once."""
-    return replace(memory, unlocks=0, deletes=0, next_at=0.0)
+    return replace(memory, unlocks=0, deletes=0, next_at=0.0, delete_at=0.0)
+
+
+def not_before(memory: LockMemory) -> float:
+    """When the next step may be taken. A delete that waits makes no unlock wait: power comes before tidiness (C39)."""
+    return memory.next_at if memory.kind else memory.delete_at
+
+
+def put_off(memory: LockMemory, until: float) -> LockMemory:
+    """The helper could not be asked."""
+    memory = looked_at_anew(memory)
+    return replace(memory, next_at=until) if memory.kind else replace(memory, delete_at=until)
 
 
 def in_words(memory: LockMemory) -> str:
@@ -165,7 +178,8 @@ def _next_step(memory: LockMemory, decision: LockDecision, at: float, rules: Rul
         return f"nothing is done, since `[locks] recover` is `report`; with `prove` {what}"
     if (memory.unlocks >= UNLOCKS) if memory.kind else (memory.deletes >= DELETES):
         return f"given up after {UNLOCKS if memory.kind else DELETES} attempts; mend the cause, then: guestward rearm {memory.id.vmid}"
-    return f"{what} in {memory.next_at - at:.0f} s" if at < memory.next_at else f"{what} now"
+    again = not_before(memory)
+    return f"{what} in {again - at:.0f} s" if at < again else f"{what} now"
 
 
 def _proof(decision: LockDecision) -> str:
@@ -246,12 +260,12 @@ def _trace(case: LockCase) -> LockCheck:
 def _traces(case: LockCase, history: tuple[Task, ...]) -> Iterator[str]:
     memory, vmid = case.memory, case.id.vmid
     ended = {task.upid.text: task for task in history}
-    if memory.during:
+    if memory.during:  # unless the lock was there before: a vzdump that finds its guest locked fails, too
         task = ended.get(memory.during)
-        if task is None or _died(task):
+        if (task is None or _died(task)) and _came_during(case, Upid.parse(memory.during), None):
             said = "is not known" if task is None else f"ended: {_words(task)}"
             yield f"seen to come while a vzdump was at work ({memory.during}), whose end {said}"
-    for task in history:
+    for task in history if memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets):
         if task.upid.type == "vzdump" and task.upid.covers(vmid) and _died(task) and _came_during(case, task.upid, task.endtime):
             yield f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} died when the lock was there: {_words(task)}"
     left = case.left_behind.left_over
@@ -308,9 +322,13 @@ def seen_now(known: LockMemory | None, guest: ListedGuest, stamp: str, obs: Obse
     """
     kind = guest.lock or ""
     memory = known if known is not None else LockMemory(guest.id, guest.name, kind, since=obs.at, free_at=free_at, stamp=stamp)
+    if memory.asked and memory.step is LockStep.UNLOCK and not kind:
+        return memory  # gone as we asked; what comes next begins when that has been told
+    if memory.kind != kind:
+        memory = replace(memory, unlocks=0, next_at=0.0)
     if (memory.kind, memory.stamp) != (kind, stamp):
         deleting = memory.asked and memory.step is LockStep.DELETE_SNAPSHOT
         memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, during="", clear_since=None)
         memory = replace(memory, ours=kind == "snapshot-delete" and (memory.ours or deleting), told=False, warned=False)
-    during = holder_for(obs, guest.id.vmid) or memory.during
+    during = memory.during or holder_for(obs, guest.id.vmid)
     return memory if (guest.name, during) == (memory.name, memory.during) else replace(memory, name=guest.name, during=during)
