@@ -23,6 +23,7 @@ class Agent:
         """Take up what the store remembers."""
         self.power = PowerWatch(self.env)
         self.locks = LockRecovery(self.power.state)
+        self._say_who_recovers()
 
     @property
     def state(self) -> WatchState:
@@ -48,7 +49,11 @@ class Agent:
     def _with_locks(self, watch: Callable[[], Report], recover: Callable[[], None]) -> Report:
         report = watch()
         recover()
+        self._say_who_recovers()
         freed, self.locks.freed = self.locks.freed, False
         now = self.env.clock.boottime()
         again = now if freed else report.confirm_at  # whoever was unlocked is looked at now, not a minute later
         return replace(report, board=self.state.board, confirm_at=again, busy=report.busy or self.locks.busy)
+
+    def _say_who_recovers(self) -> None:
+        self.state.recovers(memory.id for memory in self.locks.memories.values() if memory.asked)

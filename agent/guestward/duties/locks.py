@@ -79,7 +79,7 @@ class LockRecovery:
         self._check_snapshots(seen)
         asked = {memory.id for memory in self.memories.values() if memory.asked}
         locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left or id in asked]
-        if locked or self.memories:
+        if locked or self.memories or self.state.lock_decisions:
             self._note(seen, locked)
             self._judge(seen)
             self._keep()

@@ -50,6 +50,7 @@ class WatchState:
     lasting: Holds = field(default_factory=dict)
     rearmed: tuple[int, ...] = ()
     lock_decisions: tuple[LockDecision, ...] = ()
+    recovering: frozenset[GuestId] = frozenset()
     _saved: dict[GuestId, GuestMemory] = field(init=False)
     _rows: tuple[Row, ...] | None = None
 
@@ -106,7 +107,14 @@ class WatchState:
 
     def case(self, seen: Observation, id: GuestId, holds: Holds) -> Case:
         """All that the guards ask about one guest."""
-        return Case(seen, seen.guests[id], self._memories[id], self.rules, self.gate, holds.get(id.vmid))
+        return Case(seen, seen.guests[id], self._memories[id], self.rules, self.gate, holds.get(id.vmid), id in self.recovering)
+
+    def recovers(self, ids: Iterable[GuestId]) -> None:
+        """From now on lock recovery is at work on these guests and on no others: they are not started meanwhile."""
+        now = frozenset(ids)
+        for id in now ^ self.recovering:
+            self._changed(id)
+        self.recovering = now
 
     def take(self, recalled: recall.Recalled) -> None:
         """Remember, and tell what is new."""

@@ -92,7 +92,7 @@ def settle(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) 
     decision = replace(decision, next_step=_next_step(memory, decision, at, rules))
     notices = []
     known = memory.told or (not memory.kind and memory.deletes > 0)  # that its snapshot could not be deleted was told
-    if decision.verdict is LockVerdict.STALE and not known:
+    if decision.verdict is LockVerdict.STALE and not known and not memory.asked:
         text = f"has a {in_words(memory)} that nobody owns: {_proof(decision)}; {decision.next_step}"
         notices.append(notice(Event.LOCK_STALE, memory, text, lock=memory.kind or SNAPSHOT, evidence=_proof(decision)))
         memory = replace(memory, told=True)
