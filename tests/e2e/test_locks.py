@@ -52,7 +52,7 @@ def test_incident_2_a_killed_backup_is_cleared_step_by_step(stage: Stage) -> Non
     # An archive process outlives the vzdump that began it: nothing is done while it is there.
     assert host.programs_run() == []
     (lock,) = shown.data["locks"]
-    assert (shown.code, lock["id"], lock["lock"], lock["verdict"], lock["owner"]) == (0, "lxc/110", "backup", "owned", "at work")
+    assert (shown.code, lock["id"], lock["lock"], lock["verdict"], lock["owner"]) == (0, "lxc/110", "backup", "owned", "a backup")
     assert has("archive")(lock["evidence"]) and lock["proof"][-1]["ok"] is False
 
     stale = agent.wait_for("lock_stale", vmid=110)
@@ -162,7 +162,7 @@ def test_a_lock_set_by_hand_is_shown_and_never_cleared(stage: Stage) -> None:
     shown = {lock["id"]: lock for lock in agent.cli("locks", "--output", "json").data["locks"]}
     assert {id: (lock["verdict"], lock["owner"], lock["next"]) for id, lock in shown.items()} == {
         "lxc/110": ("no_trace", "unknown", None),
-        "lxc/111": ("nobodys_business", "unknown", None),
+        "lxc/111": ("nobodys_business", "not asked", None),
     }
     assert agent.metrics()['guest_locked{id="lxc/111",kind="migrate"}'] == 1
 
@@ -175,7 +175,9 @@ def test_a_delete_that_fails_does_not_keep_the_guest_down(stage: Stage) -> None:
     agent = recovering(stage)
     killed_backup(host)
     failed = agent.wait_for("lock_step_failed", vmid=110)
-    assert (failed["step"], failed["attempt"], failed["level"]) == ("delete-snapshot", 1, "error") and has("volume in use")(failed["reason"])
+    assert (failed["step"], failed["attempt"], failed["level"]) == ("delete-snapshot", 1, "error") and has("volume in use")(
+        failed["reason"]
+    )
     assert agent.wait_for("start_result", vmid=110)["outcome"] == "started"
     agent.sweeps(2)
     assert host.programs_run() == [*DONE, "pct unlock 110"] and host.effects() == [("start", 110)]

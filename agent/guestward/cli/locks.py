@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from guestward.cli.output import Answer, Table, count, span
-from guestward.cli.proof import lock_data, owner, proof_of, what
-from guestward.cli.show import View, view, warning
+from guestward.cli.proof import lock_data, meaning, next_words, owner, proof_of, what
+from guestward.cli.show import View, freshness, view, warning
 from guestward.config import Config
 from guestward.model.locks import LockDecision, LockVerdict
 from guestward.ports import Clock
@@ -25,27 +25,41 @@ def locks(config: Config, clock: Clock, *, proof: bool) -> Answer:
 
 
 def _parts(seen: View, found: tuple[LockDecision, ...], *, proof: bool) -> Iterator[str | Table]:
+    yield f"node {seen.board.node}: {freshness(seen)}"
+    if seen.config.locks.recover == "prove":
+        yield 'recovery: clears what is proven to be nobody\'s ([locks] recover = "prove")'
+    else:
+        yield 'recovery: only reports, nothing is cleared ([locks] recover = "report")'
+    yield ""
+    if seen.board.seen_at is None:
+        yield "locks: not known yet"
+        return
     if not found:
         yield f"no guest in the pools {', '.join(seen.config.scope.pools)} is locked, and no vzdump left a snapshot behind"
         return
-    head = ("GUEST", "NAME", "LOCK", "AGE", "OWNER", "VERDICT", "WHY")
-    yield Table([head, *(_line(seen, lock) for lock in found)], shrink=1)
+    yield Table([("GUEST", "NAME", "LOCK", "SEEN FOR", "OWNER", "VERDICT"), *(_line(seen, lock) for lock in found)], shrink=1)
     for lock in found if proof else ():
         yield ""
-        yield from proof_of(lock)
+        yield from proof_of(seen, lock)
+    if not proof:
+        yield ""
+        yield Table([line for lock in found for line in _words(seen, lock)])
     yield ""
-    stale = sum(lock.verdict is LockVerdict.STALE for lock in found)
-    mode = "is cleared by recovery" if seen.config.locks.recover == "prove" else "is reported and left, since [locks] recover is report"
-    yield f"{count(len(found), 'lock')}, {stale} stale; what is stale {mode}"
+    yield _sum(found)
+    yield "this command has changed nothing" if proof else "the whole proof of each: guestward locks --dry-run"
 
 
 def _line(seen: View, lock: LockDecision) -> tuple[object, ...]:
-    return (
-        str(lock.id),
-        lock.name,
-        what(lock),
-        f"{span(seen.since(lock.since))}+",
-        owner(lock),
-        lock.verdict,
-        lock.next_step or lock.evidence,
-    )
+    return str(lock.id), lock.name, what(lock), span(seen.since(lock.since)), owner(lock), lock.verdict
+
+
+def _words(seen: View, lock: LockDecision) -> Iterator[tuple[str, str, str]]:
+    yield str(lock.id), "why", meaning(lock)
+    yield "", "next", next_words(seen, lock)
+
+
+def _sum(found: tuple[LockDecision, ...]) -> str:
+    stale = sum(lock.verdict is LockVerdict.STALE for lock in found)
+    left = sum(not lock.kind for lock in found)
+    words = count(len(found) - left, "lock") + (f" and {count(left, 'snapshot')} left without one" if left else "")
+    return f"{words}; proven to be nobody's: {stale}"

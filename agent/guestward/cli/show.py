@@ -11,9 +11,10 @@ from typing import Any
 
 from guestward.adapters import store
 from guestward.cli.output import FAILED, GRANTS, OK, USAGE, Answer, CommandError, Table, count, moment, span
-from guestward.cli.proof import lock_data, proof_of
+from guestward.cli.proof import lock_data, next_words, proof_of
 from guestward.config import Config
 from guestward.model.decision import GUARD_MEANING, Guard, Verdict
+from guestward.model.locks import LockDecision
 from guestward.model.memory import Hold
 from guestward.model.observation import NOT_READ
 from guestward.policy.rights import REPAIR
@@ -150,7 +151,7 @@ def status(config: Config, clock: Clock) -> Answer:
 
 def _head(seen: View) -> Iterator[str]:
     board = seen.board
-    yield f"node {board.node}: {_freshness(seen)}"
+    yield f"node {board.node}: {freshness(seen)}"
     if board.seen_at is None:
         yield "host gate: not known yet"
     elif seen.same_boot:
@@ -211,9 +212,15 @@ def explain(config: Config, clock: Clock, vmid: int) -> Answer:
         "holds": [hold_data(hold, left, seen.wall) for hold, left in seen.holds if hold.vmid in (None, vmid)],
     }
     title = f"{row.decision.id} {row.decision.name}: {_state_words(seen, row)}"
-    proof = [part for lock in seen.board.locks if lock.id == row.decision.id for part in ("", *proof_of(lock))]
-    data["lock_proof"] = next((lock_data(seen, lock) for lock in seen.board.locks if lock.id == row.decision.id), None)
+    lock = lock_of(seen, row)
+    proof = () if lock is None else ("", *proof_of(seen, lock))
+    data["lock_proof"] = None if lock is None else lock_data(seen, lock)
     return Answer(seen.board.node, seen.wall, (title, "", facts, "", verdicts, *proof), data, seen.verdict, warning(seen))
+
+
+def lock_of(seen: View, row: Row) -> LockDecision | None:
+    """What recovery thinks of a guest's lock, or of the snapshot that a vzdump left it."""
+    return next((lock for lock in seen.board.locks if lock.id == row.decision.id), None)
 
 
 def _state_words(seen: View, row: Row) -> str:
@@ -290,6 +297,9 @@ def _next_words(seen: View, row: Row) -> str:
     guard, left = row.decision.guard, seen.next_in(row)
     if row.running and row.not_working:
         return "nothing, ever: a guest that runs is neither resumed nor reset; look at it"
+    lock = lock_of(seen, row)
+    if guard is Guard.LOCKED and lock is not None:
+        return next_words(seen, lock)
     words = _ENDS[guard] if left is None else _COMES.get(guard, _ENDS[guard])
     tool = "pct" if row.decision.id.kind == "lxc" else "qm"
     return words.format(row.decision.id.vmid, tool, span(seen.config.watchdog.interval), span(left))
@@ -361,7 +371,8 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _freshness(seen: View) -> str:
+def freshness(seen: View) -> str:
+    """How old the look is, and what is the matter with it."""
     board = seen.board
     words = f"guests last seen {span(seen.age)} ago" if seen.age is not None else "guests were seen, nobody can say when"
     if board.seen_at is None:

@@ -231,7 +231,8 @@ def _no_backup(case: LockCase) -> LockCheck:
     flock = case.obs.backups.flock
     if found.running is False and flock is not None and not isinstance(flock, Unreadable):
         return LockCheck("no backup at work", False, f"/var/run/vzdump.lock is held by pid {flock.pid}, for another guest; waited for")
-    return LockCheck("no backup at work", None if found.running is None else not found.running, found.evidence)
+    words = found.evidence.removeprefix("no lock, ")  # that one is not asked here
+    return LockCheck("no backup at work", None if found.running is None else not found.running, words)
 
 
 def _no_task(case: LockCase) -> LockCheck:
