@@ -170,6 +170,7 @@ class HelperSocket:
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
+        path.chmod(0o660)
         listener.listen(8)
         self._listener = listener
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="helper's socket", daemon=True)
@@ -213,9 +214,9 @@ class HelperSocket:
 
     def _spawn(self, connection: socket.socket) -> None:
         self._processes = [process for process in self._processes if process.poll() is None]
-        root, log = str(self._root), self._root / LOG
+        root, log, peer = str(self._root), self._root / LOG, connection.fileno()
         command = [sys.executable, "-m", "guestward.helper.main", "--root", root, "--programs", f"{root}/{FOLDER}"]
         if os.getuid() != 0:
             command += ["--user", pwd.getpwuid(os.getuid()).pw_name]
         with log.open("ab") as errors:
-            self._processes.append(subprocess.Popen(command, stdin=connection, stdout=connection, stderr=errors, start_new_session=True))
+            self._processes.append(subprocess.Popen(command, stdin=peer, stdout=peer, stderr=errors, start_new_session=True))
