@@ -141,7 +141,9 @@ def test_no_other_lock_can_be_asked_for(lock: str) -> None:
     assert world.guests[101].lock == lock and effects(world) == [("unlock", 101, "refused")]
 
 
-@pytest.mark.parametrize("request_", [Request(Verb.UNLOCK), Request(Verb.DELETE_SNAPSHOT), Request(Verb.UNLOCK, GuestKind.LXC, 99, "backup")])
+@pytest.mark.parametrize(
+    "request_", [Request(Verb.UNLOCK), Request(Verb.DELETE_SNAPSHOT), Request(Verb.UNLOCK, GuestKind.LXC, 99, "backup")]
+)
 def test_what_the_real_one_cannot_read_is_refused(request_: Request) -> None:
     world = host()
     world.lock(101, "backup")

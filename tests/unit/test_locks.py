@@ -360,9 +360,7 @@ def test_a_pid_file_of_a_vzdump_whose_end_is_known_tells_nothing_more() -> None:
     assert traced(history=(known,), left_behind=left(None, LEFT)) is False
 
 
-@pytest.mark.parametrize(
-    ("written", "is_one"), [(BEGAN - EDGE, True), (BEGAN - EDGE - 0.5, False), (AT - 1, True)]
-)
+@pytest.mark.parametrize(("written", "is_one"), [(BEGAN - EDGE, True), (BEGAN - EDGE - 0.5, False), (AT - 1, True)])
 def test_where_nobody_watched_the_file_was_written_after_the_vzdump_of_the_pid_file_began(written: float, is_one: bool) -> None:
     assert traced(lock(**UNSEEN), history=(), left_behind=left(written, LEFT)) is is_one
 
@@ -372,7 +370,11 @@ DURING = lock(during=LEFT.text)
 
 @pytest.mark.parametrize(
     ("said", "words"),
-    [(None, "whose end is not known"), (KILLED, "whose end ended: unexpected status"), (Error("job errors"), "whose end ended: job errors")],
+    [
+        (None, "whose end is not known"),
+        (KILLED, "whose end ended: unexpected status"),
+        (Error("job errors"), "whose end ended: job errors"),
+    ],
 )
 def test_a_lock_that_came_while_we_saw_a_vzdump_at_work_is_its(said: TaskStatus | None, words: str) -> None:
     history = () if said is None else (Task(LEFT, said, LEFT.starttime + 300),)
@@ -685,7 +687,9 @@ SNAPSHOTS: tuple[tuple[str, str, Any], ...] = (
 # ---------------------------------------------------------------------------------------------------- any combination
 
 
-TASKS = st.lists(st.builds(task, st.sampled_from(["vzdump", "vzmigrate"]), st.sampled_from(["101", "102", ""]), pid=st.just(77)), max_size=2)
+TASKS = st.lists(
+    st.builds(task, st.sampled_from(["vzdump", "vzmigrate"]), st.sampled_from(["101", "102", ""]), pid=st.just(77)), max_size=2
+)
 ENDED = st.builds(
     dead, st.sampled_from(["101", "102", ""]), said=st.sampled_from([KILLED, Error("x"), Ok()]), at=st.sampled_from([BEGAN, AT - 5000, AT])
 )
@@ -729,7 +733,9 @@ def test_stale_means_that_everything_is_proven(
     assert gate.open and held is None
     assert memory.clear_since is not None and AT - memory.clear_since >= CONFIRM - 1
     assert not isinstance(tasks, Unreadable)
-    assert not any(t.running and t.upid.id == "101" for t in tasks) and not any(t.running and t.upid.covers(101) and t.upid.type == "vzdump" for t in tasks)
+    assert not any(t.running and t.upid.id == "101" for t in tasks) and not any(
+        t.running and t.upid.covers(101) and t.upid.type == "vzdump" for t in tasks
+    )
     assert backups.flock is None
     assert backups.live_upid is None or (isinstance(backups.live_upid, Upid) and not backups.live_upid.covers(101))
     assert isinstance(backups.archives, frozenset) and 101 not in backups.archives

@@ -79,7 +79,7 @@ class LockRecovery:
         self._check_snapshots(seen)
         asked = {memory.id for memory in self.memories.values() if memory.asked}
         locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left or id in asked]
-        if locked or self.memories or self.state.lock_decisions:
+        if locked or self.memories or self.state.node.locks or self.state.lock_decisions:
             self._note(seen, locked)
             self._judge(seen)
             self._keep()
@@ -123,12 +123,24 @@ class LockRecovery:
                 (self.left.add if SNAPSHOT in found else self.left.discard)(id)
 
     def _resume(self, seen: Observation) -> None:
-        """What the helper was asked before a restart of the agent: how it ended is seen now, unless it is still at work."""
+        """What the helper was asked before a restart of the agent: how it ended is seen now, unless it is still at work.
+
+        A delete that was not begun is asked for again before the watchdog starts the guest.
+        """
         tasks = () if isinstance(seen.tasks, Unreadable) else seen.tasks
         at_work = {task.upid.id for task in tasks if task.running}
         for memory in [m for m in self.memories.values() if m.asked and m.id not in self.calls]:
-            if memory.id in self.owned and str(memory.id.vmid) not in at_work and not isinstance(seen.tasks, Unreadable):
+            if memory.id not in self.owned or str(memory.id.vmid) in at_work or isinstance(seen.tasks, Unreadable):
+                continue
+            if memory.step is LockStep.DELETE_SNAPSHOT and seen.guests[memory.id].lock is None and self._is_whole(memory.id):
+                self._delete_next(locks.looked_at_anew(memory))
+            else:
                 self._ended(memory, Answer(HelperCode.UNKNOWN, "the helper's answer was lost when the agent was restarted"))
+
+    def _is_whole(self, id: GuestId) -> bool:
+        """Whether nobody has begun to delete the snapshot of vzdump: PVE marks it first."""
+        found = self._snapshots(id)
+        return not isinstance(found, Unreadable) and found.get(SNAPSHOT) == ""
 
     def _snapshots(self, id: GuestId) -> Reading[Mapping[str, str]]:
         try:
@@ -247,10 +259,13 @@ class LockRecovery:
             self.state.env.tell((locks.notice(Event.UNLOCKED, memory, text, lock=memory.kind, reason=answer.message),))
             self.freed = True
             self._delete_next(locks.unlocked(memory))
-        elif answer.code in CHANGED:
+        elif answer.code in CHANGED or (answer.ok and not isinstance(lock, Unreadable) and lock != memory.kind):
             self.memories[memory.id] = locks.looked_at_anew(memory)
+        elif answer.ok or isinstance(lock, Unreadable):
+            seen = lock.reason if isinstance(lock, Unreadable) else f"it has the lock `{lock}`"
+            self._failed(memory, f"{seen}; {answer.message}")
         else:
-            self._failed(memory, f"{lock}; {answer.message}" if answer.ok or isinstance(lock, Unreadable) else answer.message)
+            self._failed(memory, answer.message)
 
     def _delete_next(self, memory: LockMemory) -> None:
         """The step after an unlock, unless there is nothing to delete or it has failed before and waits."""
