@@ -36,10 +36,11 @@ SCRIPT = """\
 exec @PYTHON@ -IS @CLIENT@ "${0##*/}" "$@"
 """
 CLIENT = """\
-import json, signal, socket, sys
+import json, os, signal, socket, sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+folder = os.open(@FOLDER@, os.O_PATH)
 with socket.socket(socket.AF_UNIX) as host:
-    host.connect(@SOCKET@)
+    host.connect(f"/proc/self/fd/{folder}/@NAME@")
     host.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
     code, said = json.loads(host.makefile().readline())
 print(said, end="", file=sys.stderr if code else sys.stdout)
@@ -47,6 +48,19 @@ sys.exit(code)
 """
 
 Said = tuple[int, str]  # exit code, and the line that is printed
+
+
+def _listener(path: Path) -> socket.socket:
+    """A socket that listens there. A socket's address holds 107 bytes, and a test's folder may be deep: so by way of its folder."""
+    path.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        listener.listen(8)
+    finally:
+        os.close(folder)
+    return listener
 
 
 class Programs:
@@ -61,7 +75,7 @@ class Programs:
         self._server: asyncio.Server | None = None
         client = self._path.with_name("program.py")
         client.parent.mkdir(parents=True, exist_ok=True)
-        client.write_text(CLIENT.replace("@SOCKET@", repr(str(self._path))))
+        client.write_text(CLIENT.replace("@FOLDER@", repr(str(self._path.parent))).replace("@NAME@", self._path.name))
         text = SCRIPT.replace("@PYTHON@", shlex.quote(sys.executable)).replace("@CLIENT@", shlex.quote(str(client)))
         for name in NAMES:
             script = world.root / FOLDER / name
@@ -70,8 +84,7 @@ class Programs:
 
     async def serve(self) -> None:
         """Answer the scripts from now on."""
-        self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._one, self._path)
+        self._server = await asyncio.start_unix_server(self._one, sock=_listener(self._path))
 
     def close(self) -> None:
         """Answer no more."""
@@ -167,12 +180,8 @@ class HelperSocket:
         """Listen from now on."""
         path = self._root / SOCKET
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
+        self._listener = listener = _listener(path)
         path.chmod(0o660)
-        listener.listen(8)
-        self._listener = listener
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="helper's socket", daemon=True)
         self._thread.start()
 

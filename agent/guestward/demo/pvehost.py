@@ -417,6 +417,10 @@ class PveHost:
         """kill -9 of the worker; the archive processes live on for a while."""
         self._wait(self._world.backups.kill, archive_seconds)
 
+    def archives_end(self) -> None:
+        """All archive processes of killed backups end."""
+        self._do(self._world.backups.archives.clear)
+
     # ---------------------------------------------------------- root helper
 
     def helper(self, up: bool) -> None:
