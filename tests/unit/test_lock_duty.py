@@ -164,6 +164,17 @@ def test_without_a_stale_lock_the_helper_is_never_asked(do: Callable[[Simulation
     assert told(sim) == [] and sim.world.guests[101].lock is not None and sim.violation is None
 
 
+def test_while_another_guests_backup_holds_the_flock_it_is_waited_for() -> None:
+    sim = killed(simulation())
+    sim.world.add(102)
+    sim.world.at(200, lambda: sim.world.backup_begin(102))
+    sim.world.at(1000, lambda: sim.world.backup_end(102))
+    sim.run(990)
+    assert asked(sim) == [] and verdicts(sim)[101] is LockVerdict.OWNED
+    sim.run(1200)
+    assert guest(sim) == CLEAN and asked(sim)[0][0] == 1080.0
+
+
 @pytest.mark.parametrize(("settings", "traits"), [({"scope": {"exclude": [101]}}, {}), ({}, {"pool": None})])
 def test_guests_that_are_not_ours_are_not_judged(settings: dict[str, Any], traits: dict[str, Any]) -> None:
     sim = killed(simulation(**settings), **traits)

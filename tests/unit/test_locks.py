@@ -475,6 +475,11 @@ def test_an_old_lock_of_any_kind_is_told_once(since: float, told: bool) -> None:
         assert settle(settled.memory).notices == ()
 
 
+def test_the_age_of_an_old_lock_in_words() -> None:
+    (told,) = settle(lock("migrate", since=AT - 100 * 86400)).notices
+    assert told.message.startswith("has been locked (migrate) for 2400 h: ")
+
+
 def test_a_snapshot_alone_is_no_old_lock() -> None:
     assert not settle(lock("", since=-1e7, told=True)).notices
     assert settle(lock("migrate", since=AT - 100), by=replace(RULES, lock_warn_after=100.0)).notices
@@ -520,6 +525,15 @@ def test_what_is_done_next_is_what_is_told(name: str) -> None:
     assert settled.decision.next_step == words
     step = {"it is unlocked now": LockStep.UNLOCK, "the snapshot `vzdump` is deleted now": LockStep.DELETE_SNAPSHOT}.get(words)
     assert locks.due(settled.memory, settled.decision, AT, by) is step
+
+
+def test_unlocks_and_deletes_are_counted_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "UNLOCKS", 2)
+    monkeypatch.setattr(locks, "DELETES", 5)
+    for memory, most in ((lock(unlocks=2), 2), (lock("", deletes=5), 5)):
+        assert settle(memory).decision.next_step.startswith(f"given up after {most} attempts")
+    for memory in (lock(unlocks=1), lock("", deletes=4)):
+        assert settle(memory).decision.next_step.endswith(" now")
 
 
 def test_while_the_helper_is_at_it_nothing_more_is_asked() -> None:
@@ -666,21 +680,27 @@ def test_words() -> None:
 
 
 def test_the_evidence_reads_well() -> None:
-    decisions: dict[str, LockDecision] = {name: settle(memory, by=by, **parts).decision for name, (memory, by, parts, _) in STEPS.items()}
-    decisions |= {name: judge(spoilt(parts)) for _, name, parts in SPOILT}
+    steps = {name: settle(memory, by=by, **parts).decision for name, (memory, by, parts, _) in STEPS.items()}
+    proven = {"proven": lock(), "proven as ours": lock("snapshot-delete", ours=True), "proven of a snapshot": lock("")}
+    decisions: dict[str, LockDecision] = {name: judge(case(memory)) for name, memory in proven.items()}
+    decisions |= {f"{name}, spoilt": judge(spoilt(parts)) for _, name, parts in SPOILT}
     decisions |= {name: judge(case(**parts)) for name, parts in AT_WORK.items()}
-    decisions |= {f"{kind} {state}": judge(case(lock(kind), snapshots=of)) for kind, state, of in SNAPSHOTS}
-    words = (f"{name}: {d.verdict}: {d.evidence}{'; ' + d.next_step if d.next_step else ''}\n" for name, d in decisions.items())
-    golden("words_of_locks.txt", "".join(words))
+    decisions |= {name: judge(case(lock(kind), snapshots=of)) for name, kind, of in SNAPSHOTS}
+    lines = [f"{name}: {d.verdict}; {d.next_step or 'nothing'}\n" for name, d in steps.items()]
+    for name, d in decisions.items():
+        checks = (f"  {check.name}: {ANSWERS[check.ok]}: {check.evidence}\n" for check in d.checks)
+        lines += [f"{name}: {d.verdict}\n", *checks]
+    golden("words_of_locks.txt", "".join(lines))
 
 
+ANSWERS = {True: "yes", False: "no", None: "unknown"}
 SNAPSHOTS: tuple[tuple[str, str, Any], ...] = (
-    ("snapshot", "none", {}),
-    ("snapshot", "whole", {"vzdump": ""}),
-    ("snapshot-delete", "prepare", {"vzdump": "prepare"}),
-    ("snapshot-delete", "unreadable", GONE),
-    ("", "none", {}),
-    ("", "unreadable", GONE),
+    ("snapshot lock without a snapshot", "snapshot", {}),
+    ("snapshot lock and a whole snapshot", "snapshot", {"vzdump": ""}),
+    ("snapshot-delete lock and one being made", "snapshot-delete", {"vzdump": "prepare"}),
+    ("snapshot-delete lock, unreadable", "snapshot-delete", GONE),
+    ("no lock and no snapshot", "", {}),
+    ("no lock, unreadable", "", GONE),
 )
 
 

@@ -263,23 +263,20 @@ def _traces(case: LockCase, history: tuple[Task, ...]) -> Iterator[str]:
     ended = {task.upid.text: task for task in history}
     if memory.during:  # unless the lock was there before: a vzdump that finds its guest locked fails, too
         task = ended.get(memory.during)
-        if (task is None or _died(task)) and _came_during(case, Upid.parse(memory.during), None):
-            said = "is not known" if task is None else f"ended: {_words(task)}"
+        if (task is None or _death(task)) and _came_during(case, Upid.parse(memory.during), None):
+            said = "is not known" if task is None else f"ended: {_death(task)}"
             yield f"seen to come while a vzdump was at work ({memory.during}), whose end {said}"
     for task in history if memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets):
-        if task.upid.type == "vzdump" and task.upid.covers(vmid) and _died(task) and _came_during(case, task.upid, task.endtime):
-            yield f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} died when the lock was there: {_words(task)}"
+        if task.upid.type == "vzdump" and task.upid.covers(vmid) and _death(task) and _came_during(case, task.upid, task.endtime):
+            yield f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} died when the lock was there: {_death(task)}"
     left = case.left_behind.left_over
     if isinstance(left, Upid) and left.covers(vmid) and left.text not in ended and _came_during(case, left, None):
         yield f"/var/run/vzdump.pid was left by a vzdump for {left.id or 'several guests'} that did not end well"
 
 
-def _died(task: Task) -> bool:
-    return isinstance(task.status, (Error, Unknown)) and not task.running
-
-
-def _words(task: Task) -> str:
-    return task.status.detail if isinstance(task.status, (Error, Unknown)) else "well"
+def _death(task: Task) -> str:
+    """What PVE says of the end of a task that did not end well; "" for any other."""
+    return task.status.detail if isinstance(task.status, (Error, Unknown)) else ""
 
 
 def _came_during(case: LockCase, upid: Upid, endtime: int | None) -> bool:
@@ -322,14 +319,16 @@ def seen_now(known: LockMemory | None, guest: ListedGuest, stamp: str, obs: Obse
     for what our own delete left too, but whose it is, is known.
     """
     kind = guest.lock or ""
-    memory = known if known is not None else LockMemory(guest.id, guest.name, kind, since=obs.at, free_at=free_at, stamp=stamp)
+    memory = LockMemory(guest.id) if known is None else known
     if memory.asked and memory.step is LockStep.UNLOCK and not kind:
         return memory  # gone as we asked; what comes next begins when that has been told
+    another = known is None or (memory.kind, memory.stamp) != (kind, stamp)
     if memory.kind != kind:
         memory = replace(memory, unlocks=0, next_at=0.0)
-    if (memory.kind, memory.stamp) != (kind, stamp):
+    if another:
         deleting = memory.asked and memory.step is LockStep.DELETE_SNAPSHOT
-        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, during="", clear_since=None)
-        memory = replace(memory, ours=kind == "snapshot-delete" and (memory.ours or deleting), told=False, warned=False)
-    during = memory.during or holder_for(obs, guest.id.vmid)
+        ours = kind == "snapshot-delete" and (memory.ours or deleting)
+        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, ours=ours)
+        memory = replace(memory, clear_since=None, told=False, warned=False)
+    during = ("" if another else memory.during) or holder_for(obs, guest.id.vmid)
     return memory if (guest.name, during) == (memory.name, memory.during) else replace(memory, name=guest.name, during=during)
