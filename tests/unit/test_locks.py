@@ -372,8 +372,8 @@ DURING = lock(during=LEFT.text)
     ("said", "words"),
     [
         (None, "whose end is not known"),
-        (KILLED, "whose end ended: unexpected status"),
-        (Error("job errors"), "whose end ended: job errors"),
+        (KILLED, "which ended so: unexpected status"),
+        (Error("job errors"), "which ended so: job errors"),
     ],
 )
 def test_a_lock_that_came_while_we_saw_a_vzdump_at_work_is_its(said: TaskStatus | None, words: str) -> None:

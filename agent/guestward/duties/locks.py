@@ -255,7 +255,7 @@ class LockRecovery:
         """Only what is seen now counts: an answer may be lost, and one that says `ok` is no proof."""
         lock = self._lock_now(memory.id)
         if lock is None:
-            text = f"is unlocked: {answer.message}"
+            text = f"is unlocked: {_without_id(memory, answer)}"
             self.state.env.tell((locks.notice(Event.UNLOCKED, memory, text, lock=memory.kind, reason=answer.message),))
             self.freed = True
             self._delete_next(locks.unlocked(memory))
@@ -282,7 +282,7 @@ class LockRecovery:
     def _delete_ended(self, memory: LockMemory, answer: Answer) -> None:
         found = self._snapshots(memory.id)
         if not isinstance(found, Unreadable) and SNAPSHOT not in found:
-            text = f"has no snapshot `{SNAPSHOT}` any more: {answer.message}"
+            text = f"has no snapshot `{SNAPSHOT}` any more: {_without_id(memory, answer)}"
             self.state.env.tell((locks.notice(Event.SNAPSHOT_DELETED, memory, text, reason=answer.message),))
             self.freed = True
             self.left.discard(memory.id)
@@ -315,3 +315,8 @@ class LockRecovery:
         text = f"{memory.step} failed ({made} of {most}), {again}: {reason}"
         told = locks.notice(Event.LOCK_STEP_FAILED, memory, text, step=str(memory.step), reason=reason, attempt=made, of=most)
         self.state.env.tell((told,))
+
+
+def _without_id(memory: LockMemory, answer: Answer) -> str:
+    """What the helper said, for a sentence that begins with the guest's id already."""
+    return answer.message.removeprefix(f"{memory.id}: ")

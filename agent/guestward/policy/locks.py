@@ -264,8 +264,8 @@ def _traces(case: LockCase, history: tuple[Task, ...]) -> Iterator[str]:
     if memory.during:  # unless the lock was there before: a vzdump that finds its guest locked fails, too
         task = ended.get(memory.during)
         if (task is None or _death(task)) and _came_during(case, Upid.parse(memory.during), None):
-            said = "is not known" if task is None else f"ended: {_death(task)}"
-            yield f"seen to come while a vzdump was at work ({memory.during}), whose end {said}"
+            said = "whose end is not known" if task is None else f"which ended so: {_death(task)}"
+            yield f"seen to come while a vzdump was at work ({memory.during}), {said}"
     for task in history if memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets):
         if task.upid.type == "vzdump" and task.upid.covers(vmid) and _death(task) and _came_during(case, task.upid, task.endtime):
             yield f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} died when the lock was there: {_death(task)}"
