@@ -226,6 +226,7 @@ class HelperSocket:
         root, log, peer = str(self._root), self._root / LOG, connection.fileno()
         command = [sys.executable, "-m", "guestward.helper.main", "--root", root, "--programs", f"{root}/{FOLDER}"]
         if os.getuid() != 0:
-            command += ["--user", pwd.getpwuid(os.getuid()).pw_name]
+            with suppress(KeyError):  # a user without a name: the helper then serves root only, and says so
+                command += ["--user", pwd.getpwuid(os.getuid()).pw_name]
         with log.open("ab") as errors:
             self._processes.append(subprocess.Popen(command, stdin=peer, stdout=peer, stderr=errors, start_new_session=True))
