@@ -193,9 +193,11 @@ class WatchdogSection:
 
 @dataclass(frozen=True, slots=True)
 class LocksSection:
-    """`[locks]`: stale-lock recovery. Read and checked; lock recovery itself is not part of this version."""
+    """`[locks]`: recovery of locks that a dead vzdump left."""
 
-    recover: str = _key(_one_of("prove", "report"), "prove", '"prove": clear a lock that provably nobody owns. "report": never clear one.')
+    recover: str = _key(
+        _one_of("prove", "report"), "prove", '"prove": clear a lock that provably nobody owns. "report": say so, and never clear one.'
+    )
     confirm: float = _key(_at_least(1), "60s", "Time between the two observations of a proof.")
     warn_after: float = _key(_at_least(60), "1d", "A lock older than this is reported once.")
 
@@ -287,6 +289,9 @@ class Config:
             operator_stop_holds=watchdog.operator_stop == "hold",
             backup_wait_warn=watchdog.backup_wait_warn,
             mass_stop=watchdog.mass_stop,
+            lock_recovery=self.locks.recover == "prove",
+            lock_confirm=self.locks.confirm,
+            lock_warn_after=self.locks.warn_after,
         )
         object.__setattr__(self, "_rules", rules)
 

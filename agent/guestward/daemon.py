@@ -14,6 +14,7 @@ from typing import TextIO
 from guestward import __version__
 from guestward.adapters.cadence import Cadence
 from guestward.adapters.clock import HostClock, node_name
+from guestward.adapters.helper import SocketHelper
 from guestward.adapters.host import LinuxHost
 from guestward.adapters.journal import JsonJournal, under_systemd
 from guestward.adapters.metrics import Metrics, MetricsServer
@@ -23,8 +24,8 @@ from guestward.adapters.secret import SecretFile
 from guestward.adapters.statelock import StateLock
 from guestward.adapters.store import SqliteStore
 from guestward.config import Config, ConfigError, load
+from guestward.duties.agent import Agent
 from guestward.duties.env import Env, Report
-from guestward.duties.power import PowerWatch
 from guestward.model.events import Event
 from guestward.model.task import bounded
 from guestward.ports import Board
@@ -53,8 +54,9 @@ class Daemon:
         self.notifier = Notifier(environ)
         node = node_name() if config.pve.node == "auto" else config.pve.node
         self.store = SqliteStore(config.state.dir, self.journal)
-        self.env = Env(self.clock, self._pve(config, node), LinuxHost(config.host.root, node), self.store, self.journal, config)
-        self.watch = PowerWatch(self.env)
+        helper = SocketHelper(config.host.root, self.clock)
+        self.env = Env(self.clock, self._pve(config, node), LinuxHost(config.host.root, node), self.store, self.journal, config, helper)
+        self.watch = Agent(self.env)
         self.server = MetricsServer(config.metrics.listen, self.metrics.expose, self.journal, self.clock)
         self.cadence = Cadence(self.clock)
 
@@ -183,7 +185,7 @@ class Daemon:
         self.notifier.stopping()
         self.watch.end()
         ended = self.cadence.stop(PATIENCE)
-        in_flight = len(self.watch.starter.in_flight())
+        in_flight = len(self.watch.power.starter.in_flight())
         rest = f"; starts under way, to be followed at the next start: {in_flight}" if in_flight else ""
         text = f"ends on {self._signal}; guests are no longer guarded{rest}"
         self.journal.emit(Event.DAEMON_STOPPING, message=text, signal=self._signal, in_flight=in_flight)

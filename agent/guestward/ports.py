@@ -9,6 +9,8 @@ from typing import Protocol
 from guestward.model.decision import Decision, Gate
 from guestward.model.events import EventKind, Level
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
+from guestward.model.helper import Answer, Request
+from guestward.model.locks import LockDecision, LockWitnesses
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
@@ -110,6 +112,10 @@ class Pve(Protocol):
         """`GET .../status/current`."""
         ...
 
+    def snapshots(self, guest: GuestId, *, deadline: float) -> Mapping[str, str]:
+        """`GET .../snapshot`: name -> snapstate, "" for a whole one."""
+        ...
+
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """`GET /nodes/N/tasks/UPID/status`. A rotated or unknown task is Unknown, not an error."""
         ...
@@ -130,6 +136,10 @@ class HostWitness(Protocol):
         """flock, pid file, archive processes."""
         ...
 
+    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
+        """What tells who left the locks of these guests."""
+        ...
+
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Which of these containers' cgroups are frozen."""
         ...
@@ -147,32 +157,19 @@ class HelperLost(HelperError):
     """It was asked and its answer never came: it may have acted."""
 
 
-@dataclass(frozen=True, slots=True)
-class HelperAnswer:
-    """What the helper says. code: `ok`, `failed` (it tried), or why it refused, as one word; message: one line for people."""
+class HelperCall(Protocol):
+    """One request to the helper, under way."""
 
-    ok: bool
-    code: str
-    message: str
+    def answer(self) -> Answer | None:
+        """What it said, None while it works. Raises HelperLost once it is known that no answer will come. Never waits."""
+        ...
 
 
 class Helper(Protocol):
-    """The root helper: four verbs, each re-checking for itself whatever it is told. Raises HelperError and nothing else."""
+    """The root helper: it re-checks for itself whatever it is told (see `model.helper`)."""
 
-    def unlock(self, guest: GuestId, expect: str) -> HelperAnswer:
-        """Clear a lock that is nobody's, if it still is the expected one."""
-        ...
-
-    def delete_snapshot(self, vmid: int) -> HelperAnswer:
-        """Delete the dangling snapshot of a container whose name is exactly `vzdump`."""
-        ...
-
-    def release_scratch(self, vmid: int) -> HelperAnswer:
-        """Clear the lock `create` or `destroyed` of a guest inside the scratch band."""
-        ...
-
-    def regrant(self) -> HelperAnswer:
-        """Put back the band's missing ACL entries, for user and token."""
+    def ask(self, request: Request) -> HelperCall:
+        """Send one request; nobody waits for its answer. Raises HelperUnreachable when it was certainly not asked."""
         ...
 
 
@@ -271,3 +268,4 @@ class Board:
     lost: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     ended: bool = False
+    locks: tuple[LockDecision, ...] = ()

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from guestward.model.guest import GuestId, GuestKind
-from guestward.ports import HelperAnswer, HelperLost, HelperUnreachable
-from guestward.sim.doors import Life, SimPve
-from guestward.sim.helper import SimHelper
+from guestward.model.helper import Answer, HelperCode, Request, Verb
+from guestward.ports import HelperLost, HelperUnreachable
+from guestward.sim.doors import AgentGone, Life
+from guestward.sim.helper import DELETE_TAKES, LONGEST, SimCall, SimHelper
 from guestward.sim.verbs import LOCKS
 from guestward.sim.world import World
 
 BAND = range(990000, 990010)
 CT, VM, SCRATCH = GuestId(GuestKind.LXC, 101), GuestId(GuestKind.QEMU, 200), GuestId(GuestKind.LXC, 990000)
-Ask = Callable[[SimHelper], HelperAnswer]
 
 
 def host() -> World:
@@ -27,24 +27,25 @@ def host() -> World:
     return world
 
 
-def helper(world: World, timeout: float = 30.0) -> SimHelper:
-    return SimHelper(world, Life(), ("guestward",), BAND, timeout)
+def ask(world: World, request: Request) -> SimCall:
+    return SimHelper(world, Life(), ("guestward",), BAND, frozenset({777})).ask(request)
 
 
-def unlock(guest: GuestId = CT, expect: str = "backup") -> Ask:
-    return lambda of: of.unlock(guest, expect)
+def answered(world: World, request: Request, *, within: float = DELETE_TAKES) -> Answer:
+    """What it said, when it has had the time that it takes."""
+    call = ask(world, request)
+    world.advance(within)
+    answer = call.answer()
+    assert answer is not None
+    return answer
 
 
-def delete(vmid: int = 101) -> Ask:
-    return lambda of: of.delete_snapshot(vmid)
+def unlock(guest: GuestId = CT, expect: str = "backup") -> Request:
+    return Request(Verb.UNLOCK, guest.kind, guest.vmid, expect)
 
 
-def release(vmid: int = 990000) -> Ask:
-    return lambda of: of.release_scratch(vmid)
-
-
-def regrant(of: SimHelper) -> HelperAnswer:
-    return of.regrant()
+def delete(vmid: int = 101) -> Request:
+    return Request(Verb.DELETE_SNAPSHOT, vmid=vmid)
 
 
 def left_by_a_killed_vzdump(world: World) -> None:
@@ -58,16 +59,65 @@ def effects(world: World) -> list[tuple[str, int | None, str]]:
     return [(effect.verb, effect.vmid, effect.result) for effect in world.effects]
 
 
+def shown(world: World) -> dict[int, tuple[str | None, dict[str, str]]]:
+    return {vmid: (guest.lock, dict(guest.snapshots)) for vmid, guest in world.guests.items()}
+
+
 def test_recovery_as_it_was_recorded() -> None:
     """timelines 6c, 6d: locked, the snapshot cannot be deleted; unlocked it can, and the container starts."""
     world = host()
     left_by_a_killed_vzdump(world)
-    guest, of = world.guests[101], helper(world)
+    guest = world.guests[101]
     assert (guest.lock, guest.snapshots) == ("backup", {"vzdump": ""})
-    assert delete()(of) == HelperAnswer(False, "failed", "CT is locked (backup)")
-    assert unlock()(of).ok and guest.lock is None and guest.snapshots == {"vzdump": ""}
-    assert delete()(of).ok and guest.snapshots == {} and "parent" not in guest.options()
-    assert effects(world) == [("delete-snapshot", 101, "failed"), ("unlock", 101, "ok"), ("delete-snapshot", 101, "ok")]
+    assert answered(world, delete()).code is HelperCode.LOCKED
+    assert answered(world, unlock()).ok and (guest.lock, guest.snapshots) == (None, {"vzdump": ""})
+    assert answered(world, delete()).ok and guest.snapshots == {} and "parent" not in guest.options()
+    assert effects(world) == [("delete-snapshot", 101, "refused"), ("unlock", 101, "ok"), ("delete-snapshot", 101, "ok")]
+
+
+def test_a_delete_is_a_task_with_a_lock_and_its_answer_comes_when_it_has_ended() -> None:
+    """timelines 6c: lock `snapshot-delete` and a task `vzdelsnapshot` by root@pam, as long as it takes."""
+    world = host()
+    world.snapshot(101, "vzdump")
+    world.snapshot(101, "mine")
+    guest, call = world.guests[101], ask(world, delete())
+    world.advance(DELETE_TAKES - 0.1)
+    assert call.answer() is None
+    assert (guest.lock, guest.snapshots) == ("snapshot-delete", {"vzdump": "delete", "mine": ""})
+    assert [(task.upid.type, task.upid.id, task.upid.user) for task in world.tasks] == [("vzdelsnapshot", "101", "root@pam")]
+    world.advance(0.1)
+    answer = call.answer()
+    assert answer is not None and answer.ok
+    assert (guest.lock, guest.snapshots) == (None, {"mine": ""})
+    assert [(task.upid.type, task.said) for task in world.archive] == [("vzdelsnapshot", "OK")] and world.tasks == []
+
+
+def test_a_delete_that_fails_leaves_its_lock_and_the_section() -> None:
+    """C39."""
+    world = host()
+    world.snapshot(101, "vzdump")
+    world.fail_next("delete-snapshot", "zfs error: dataset is busy")
+    call, guest = ask(world, delete()), world.guests[101]
+    world.advance(DELETE_TAKES)
+    answer = call.answer()
+    assert answer is not None and answer.code is HelperCode.FAILED and "dataset is busy" in answer.message
+    assert (guest.lock, guest.snapshots) == ("snapshot-delete", {"vzdump": "delete"})
+    assert [(task.upid.type, task.said) for task in world.archive] == [("vzdelsnapshot", "zfs error: dataset is busy")]
+    assert effects(world) == [("delete-snapshot", 101, "failed")]
+    assert answered(world, unlock(expect="snapshot-delete")).ok and guest.lock is None
+
+
+def test_a_delete_that_the_boot_of_the_host_cuts_off_is_never_answered() -> None:
+    world = host()
+    world.snapshot(101, "vzdump")
+    call = ask(world, delete())
+    world.phases.enter("booting")
+    world.advance(DELETE_TAKES)
+    assert call.answer() is None
+    assert (world.guests[101].lock, world.guests[101].snapshots) == ("snapshot-delete", {"vzdump": "delete"})
+    world.advance(LONGEST[Verb.DELETE_SNAPSHOT])
+    with pytest.raises(HelperLost):
+        call.answer()
 
 
 @pytest.mark.parametrize(("lock", "state"), [("snapshot", "prepare"), ("snapshot-delete", "delete")])
@@ -75,18 +125,29 @@ def test_a_lock_of_a_snapshot_goes_with_the_section_in_that_state_only(lock: str
     """pve-facts C6: what a vzdump that died within those steps leaves."""
     world = host()
     world.lock(101, lock)
-    assert unlock(expect=lock)(helper(world)).code == "lock_kind"
+    assert answered(world, unlock(expect=lock)).code is HelperCode.LOCK_KIND
+    world.snapshot(101, "vzdump", "")
+    assert answered(world, unlock(expect=lock)).code is HelperCode.LOCK_KIND
     world.snapshot(101, "vzdump", state)
-    assert unlock(expect=lock)(helper(world)).ok and world.guests[101].lock is None
+    assert answered(world, unlock(expect=lock)).ok and world.guests[101].lock is None
     assert world.guests[101].snapshots == {"vzdump": state}
 
 
 @pytest.mark.parametrize("lock", sorted({*LOCKS} - {"backup", "snapshot", "snapshot-delete"}))
-def test_no_other_lock_is_cleared(lock: str) -> None:
+def test_no_other_lock_can_be_asked_for(lock: str) -> None:
     world = host()
     world.lock(101, lock)
-    assert unlock(expect=lock)(helper(world)).code == "lock_kind"
-    assert world.guests[101].lock == lock
+    assert answered(world, unlock(expect=lock)).code is HelperCode.BAD_REQUEST
+    assert world.guests[101].lock == lock and effects(world) == [("unlock", 101, "refused")]
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(Verb.UNLOCK), Request(Verb.DELETE_SNAPSHOT), Request(Verb.UNLOCK, GuestKind.LXC, 99, "backup")]
+)
+def test_what_the_real_one_cannot_read_is_refused(request_: Request) -> None:
+    world = host()
+    world.lock(101, "backup")
+    assert answered(world, request_).code is HelperCode.BAD_REQUEST
 
 
 def test_a_vm_has_no_lock_of_a_snapshot_that_is_ours() -> None:
@@ -94,10 +155,11 @@ def test_a_vm_has_no_lock_of_a_snapshot_that_is_ours() -> None:
     world = host()
     world.lock(200, "snapshot")
     world.snapshot(200, "vzdump", "prepare")
-    assert unlock(VM, "snapshot")(helper(world)).code == "lock_kind"
+    assert answered(world, unlock(VM, "snapshot")).code is HelperCode.LOCK_KIND
     world.lock(200, "backup")
-    assert unlock(VM, "backup")(helper(world)).ok
-    assert delete(200)(helper(world)).code == "no_guest"
+    assert answered(world, unlock(VM, "backup")).ok
+    assert answered(world, delete(200)).code is HelperCode.WRONG_KIND
+    assert world.guests[200].snapshots == {"vzdump": "prepare"}
 
 
 def locked(lock: str, vmid: int = 101) -> Callable[[World], object]:
@@ -112,6 +174,25 @@ def saved(world: World) -> None:
 def other_saved(world: World) -> None:
     world.lock(101, "backup")
     world.backup_begin(200)
+
+
+def still_archived(world: World) -> None:
+    world.backup_begin(101)
+    world.advance(5.0)
+    world.backup_kill(101, archive_for=60.0)
+
+
+def worked_on(world: World) -> None:
+    world.lock(101, "backup")
+    world.task("vzmigrate", "101")
+
+
+def dangling(world: World) -> None:
+    world.snapshot(101, "vzdump")
+
+
+def both(*what: Callable[[World], object]) -> Callable[[World], object]:
+    return lambda world: [one(world) for one in what]
 
 
 def no_quorum(world: World) -> None:
@@ -134,65 +215,50 @@ def stopping(world: World) -> None:
     world.phases.enter("stopping")
 
 
-REFUSALS: dict[str, tuple[Callable[[World], object], Ask, str]] = {
-    "unlock-without-quorum": (no_quorum, unlock(), "no_quorum"),
-    "unlock-while-booting": (booting, unlock(), "host_booting"),
-    "unlock-while-stopping": (stopping, unlock(), "host_stopping"),
-    "unlock-of-nobody": (locked("backup"), unlock(GuestId(GuestKind.LXC, 555)), "no_guest"),
-    "unlock-of-the-other-kind": (locked("backup"), unlock(GuestId(GuestKind.QEMU, 101)), "no_guest"),
-    "unlock-of-a-guest-elsewhere": (away, unlock(), "no_guest"),
-    "unlock-in-the-band": (locked("backup", 990000), unlock(SCRATCH), "scratch_band"),
-    "unlock-of-a-foreign-guest": (out_of_the_pool, unlock(), "not_owned"),
-    "unlock-during-its-backup": (saved, unlock(), "backup_running"),
-    "unlock-during-another-backup": (other_saved, unlock(), "backup_running"),
-    "unlock-of-another-lock": (locked("migrate"), unlock(), "lock_changed"),
-    "unlock-of-none": (lambda world: None, unlock(), "lock_changed"),
-    "delete-without-quorum": (no_quorum, delete(), "no_quorum"),
-    "delete-while-booting": (booting, delete(), "host_booting"),
-    "delete-of-nobody": (lambda world: None, delete(555), "no_guest"),
-    "delete-of-a-foreign-guest": (out_of_the_pool, delete(), "not_owned"),
-    "delete-in-the-band": (lambda world: None, delete(990000), "scratch_band"),
-    "delete-of-none": (lambda world: world.snapshot(101, "mine"), delete(), "no_snapshot"),
-    "release-without-quorum": (no_quorum, release(), "no_quorum"),
-    "release-while-stopping": (stopping, release(), "host_stopping"),
-    "release-outside": (locked("create"), release(101), "not_scratch"),
-    "release-of-another-lock": (locked("backup", 990000), release(), "lock_changed"),
-    "release-of-nobody": (lambda world: None, release(990005), "lock_changed"),
-    "regrant-without-quorum": (no_quorum, regrant, "no_quorum"),
+REFUSALS: dict[str, tuple[Callable[[World], object], Request, HelperCode]] = {
+    "unlock-without-quorum": (no_quorum, unlock(), HelperCode.NO_QUORUM),
+    "unlock-while-booting": (booting, unlock(), HelperCode.BOOTING),
+    "unlock-while-stopping": (stopping, unlock(), HelperCode.STOPPING),
+    "unlock-of-nobody": (locked("backup"), unlock(GuestId(GuestKind.LXC, 555)), HelperCode.NO_GUEST),
+    "unlock-of-the-other-kind": (locked("backup"), unlock(GuestId(GuestKind.QEMU, 101)), HelperCode.WRONG_KIND),
+    "unlock-of-a-guest-elsewhere": (away, unlock(), HelperCode.NO_GUEST),
+    "unlock-in-the-band": (locked("backup", 990000), unlock(SCRATCH), HelperCode.SCRATCH_BAND),
+    "unlock-of-an-excluded-guest": (lambda world: world.add(777), unlock(GuestId(GuestKind.LXC, 777)), HelperCode.EXCLUDED),
+    "unlock-of-a-foreign-guest": (out_of_the_pool, unlock(), HelperCode.NOT_OWNED),
+    "unlock-during-its-backup": (saved, unlock(), HelperCode.BUSY),
+    "unlock-during-another-backup": (other_saved, unlock(), HelperCode.BUSY),
+    "unlock-while-its-archive-is-written": (still_archived, unlock(), HelperCode.BACKUP_RUNNING),
+    "unlock-during-a-task": (worked_on, unlock(), HelperCode.TASK_RUNNING),
+    "unlock-of-another-lock": (locked("migrate"), unlock(), HelperCode.LOCK_CHANGED),
+    "unlock-of-none": (lambda world: None, unlock(), HelperCode.LOCK_CHANGED),
+    "delete-without-quorum": (both(dangling, no_quorum), delete(), HelperCode.NO_QUORUM),
+    "delete-while-booting": (both(dangling, booting), delete(), HelperCode.BOOTING),
+    "delete-while-stopping": (both(dangling, stopping), delete(), HelperCode.STOPPING),
+    "delete-of-nobody": (lambda world: None, delete(555), HelperCode.NO_GUEST),
+    "delete-of-a-guest-elsewhere": (both(dangling, away), delete(), HelperCode.NO_GUEST),
+    "delete-of-a-foreign-guest": (both(dangling, out_of_the_pool), delete(), HelperCode.NOT_OWNED),
+    "delete-of-an-excluded-guest": (lambda world: world.add(777, snapshots={"vzdump": ""}), delete(777), HelperCode.EXCLUDED),
+    "delete-in-the-band": (lambda world: world.snapshot(990000, "vzdump"), delete(990000), HelperCode.SCRATCH_BAND),
+    "delete-of-none": (lambda world: world.snapshot(101, "mine"), delete(), HelperCode.NO_SNAPSHOT),
+    "delete-of-another-name": (lambda world: world.snapshot(101, "vzdump-2024"), delete(), HelperCode.NO_SNAPSHOT),
+    "delete-while-locked": (both(dangling, locked("migrate")), delete(), HelperCode.LOCKED),
+    "delete-during-another-backup": (both(dangling, lambda world: world.backup_begin(200)), delete(), HelperCode.BUSY),
+    "delete-while-its-archive-is-written": (both(still_archived, lambda world: world.unlock(101)), delete(), HelperCode.BACKUP_RUNNING),
+    "delete-during-a-task": (both(dangling, lambda world: world.task("vzmigrate", "101")), delete(), HelperCode.TASK_RUNNING),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals_change_nothing(name: str) -> None:
-    prepare, ask, code = REFUSALS[name]
+    prepare, request, code = REFUSALS[name]
     world = host()
     prepare(world)
-    before = {vmid: (guest.lock, dict(guest.snapshots)) for vmid, guest in world.guests.items()}
-    answer = ask(helper(world))
-    assert (answer.ok, answer.code) == (False, code) and answer.message
-    assert before == {vmid: (guest.lock, dict(guest.snapshots)) for vmid, guest in world.guests.items()}
+    before = shown(world)
+    answer = ask(world, request).answer()
+    assert answer is not None and (answer.ok, answer.code) == (False, code) and answer.message
+    assert before == shown(world)
+    world.advance(DELETE_TAKES)
     assert [result for *_, result in effects(world)] == ["refused"]
-
-
-@pytest.mark.parametrize("lock", ["create", "destroyed"])
-def test_release(lock: str) -> None:
-    """timelines 8n: a restore that was killed; no API call gets rid of it before (pve-facts, surprise 2)."""
-    world = host()
-    world.restore(990000, killed=True)
-    world.lock(990000, lock)
-    assert release()(helper(world)).ok and world.guests[990000].lock is None
-
-
-def test_regrant_puts_back_what_a_destroy_took() -> None:
-    """timelines 8a: after the destroy `/access/permissions` has nothing on that path. It may act while the host boots."""
-    world = host()
-    before = world.acl.listed()
-    world.destroy(990000)
-    assert "/vms/990000" not in SimPve(world).privileges(deadline=1e9)
-    booting(world)
-    assert regrant(helper(world)).ok
-    assert world.acl.listed() == before
-    assert effects(world) == [("regrant", None, "ok")]
 
 
 def test_down() -> None:
@@ -200,10 +266,10 @@ def test_down() -> None:
     left_by_a_killed_vzdump(world)
     world.helper.down()
     with pytest.raises(HelperUnreachable):
-        unlock()(helper(world))
+        ask(world, unlock())
     assert effects(world) == [] and world.guests[101].lock == "backup"
     world.helper.up()
-    assert unlock()(helper(world)).ok
+    assert answered(world, unlock()).ok
 
 
 def test_slow_and_slower_than_the_agent_waits() -> None:
@@ -211,13 +277,21 @@ def test_slow_and_slower_than_the_agent_waits() -> None:
     world = host()
     left_by_a_killed_vzdump(world)
     world.helper.slow(20.0)
-    begun = world.now
-    assert unlock()(helper(world)).ok and world.now == begun + 20.0
+    begun, call = world.now, ask(world, unlock())
+    world.until(begun + 19.9)
+    assert call.answer() is None
+    world.until(begun + 20.0)
+    answer = call.answer()
+    assert answer is not None and answer.ok
     world.lock(101, "backup")
     world.helper.slow(31.0)
+    call = ask(world, unlock())
+    assert world.guests[101].lock is None
+    world.until(begun + 49.9)
+    assert call.answer() is None
+    world.until(begun + 50.0)
     with pytest.raises(HelperLost):
-        unlock()(helper(world))
-    assert world.guests[101].lock is None and world.now == begun + 50.0
+        call.answer()
     assert effects(world) == [("unlock", 101, "ok"), ("unlock", 101, "lost")]
 
 
@@ -225,11 +299,26 @@ def test_hang_has_no_effect() -> None:
     world = host()
     left_by_a_killed_vzdump(world)
     world.helper.hang()
-    begun = world.now
+    call = ask(world, unlock())
+    world.advance(29.9)
+    assert call.answer() is None
+    world.advance(0.1)
     with pytest.raises(HelperLost):
-        unlock()(helper(world))
-    assert world.guests[101].lock == "backup" and world.now == begun + 30.0
+        call.answer()
+    assert world.guests[101].lock == "backup"
     assert effects(world) == [("unlock", 101, "lost")]
+
+
+def test_a_lie_is_an_ok_without_an_effect() -> None:
+    world = host()
+    left_by_a_killed_vzdump(world)
+    world.helper.lies = True
+    before = shown(world)
+    assert [answered(world, request).code for request in (unlock(), delete())] == [HelperCode.OK] * 2
+    assert shown(world) == before
+    assert effects(world) == [("unlock", 101, "refused"), ("delete-snapshot", 101, "refused")]
+    world.helper.up()
+    assert answered(world, unlock()).ok and world.guests[101].lock is None
 
 
 def test_fail_next_is_used_up() -> None:
@@ -237,14 +326,32 @@ def test_fail_next_is_used_up() -> None:
     left_by_a_killed_vzdump(world)
     said = "can't lock file '/run/lock/lxc/pve-config-101.lock' - got timeout"
     world.fail_next("unlock", said)
-    assert unlock()(helper(world)) == HelperAnswer(False, "failed", said)
+    answer = answered(world, unlock())
+    assert (answer.code, said in answer.message) == (HelperCode.FAILED, True)
     assert world.guests[101].lock == "backup"
-    assert unlock()(helper(world)).ok
+    assert answered(world, unlock()).ok
     assert effects(world) == [("unlock", 101, "failed"), ("unlock", 101, "ok")]
+
+
+def test_a_refusal_uses_up_no_failure() -> None:
+    world = host()
+    world.fail_next("unlock", "no")
+    assert answered(world, unlock()).code is HelperCode.LOCK_CHANGED
+    world.lock(101, "backup")
+    assert answered(world, unlock()).code is HelperCode.FAILED
 
 
 def test_a_reaction_comes_after_the_effect() -> None:
     world = host()
     left_by_a_killed_vzdump(world)
     world.react("unlock", 101, 0.0, lambda: world.lock(101, "migrate"))
-    assert unlock()(helper(world)).ok and world.guests[101].lock == "migrate"
+    assert answered(world, unlock()).ok and world.guests[101].lock == "migrate"
+
+
+def test_an_agent_that_is_gone_hears_no_answer_and_the_effect_is_there() -> None:
+    world, life = host(), Life()
+    left_by_a_killed_vzdump(world)
+    world.react("unlock", 101, 0.0, lambda: setattr(life, "over", True))
+    with pytest.raises(AgentGone):
+        SimHelper(world, life, ("guestward",), BAND).ask(unlock())
+    assert world.guests[101].lock is None

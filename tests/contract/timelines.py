@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, LiveStatus
+from guestward.model.helper import Request, Verb
 from guestward.model.observation import BackupWitnesses
 from guestward.model.task import Task
 from guestward.ports import PveError, PveUnreachable
@@ -145,7 +146,7 @@ class Play:
             return world.restart_pvedaemon
         if word == "helper":
             helper = SimHelper(world, self.pve.life, ("guestward",), BAND)
-            return lambda: helper.delete_snapshot(int(rest.split()[1]))
+            return lambda: helper.ask(Request(Verb.DELETE_SNAPSHOT, vmid=int(rest.split()[1])))
         if text == "vzdump terminated":
             return world.vzdump.abort
         if text == "vzdump killed long ago":

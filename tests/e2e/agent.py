@@ -217,7 +217,7 @@ class Agent:
             self._start_with = None
 
     def _environment(self) -> dict[str, str]:
-        kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+        kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "PYTHONPATH") if key in os.environ}
         if os.environ.get("GUESTWARD_COVERAGE"):
             kept["COVERAGE_FILE"] = os.environ.get("COVERAGE_FILE", str(REPOSITORY / ".coverage"))
         return kept | dict(self.environ)

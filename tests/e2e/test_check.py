@@ -372,6 +372,60 @@ def test_a_witness_that_cannot_be_read(path: str, what: str, own: PveHost, run: 
     assert "Until then guests are left alone" in found(findings, what)["hint"]
 
 
+# ---------------------------------------------------------- lock recovery
+
+
+def test_the_root_helper_is_looked_for_and_not_asked(own: PveHost, run: Run) -> None:
+    assert found(run(own)[1], "root helper")["detail"].endswith("helper.sock is there, and may be used")
+    assert own.helper_log() == [], "each connection would start a process of root's"
+    own.helper(False)
+    code, findings = run(own)
+    helper = found(findings, "root helper")
+    assert (code, helper["note"]) == (0, True), "guests are guarded without it"
+    assert "helper.sock is not there: no stale lock can be cleared; guests are guarded all the same" in helper["detail"]
+    assert "systemctl enable --now guestward-helper.socket" in helper["hint"]
+    path = own.root / "run/guestward/helper.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert "nobody listens" in found(run(own)[1], "root helper")["detail"]
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        assert "something else" in found(run(own)[1], "root helper")["detail"]
+
+
+def test_who_only_reports_needs_no_helper(own: PveHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own.helper(False)
+    file = configuration(tmp_path, own)
+    file.write_text(file.read_text() + '[locks]\nrecover = "report"\n')
+    assert main(["check", "--config", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert 'ok    root helper: is not needed: [locks] recover is "report"' in out
+    assert "root helper: is not there" not in out
+
+
+def test_what_lock_recovery_reads(own: PveHost, run: Run) -> None:
+    own.snapshot(9201, "before")
+    code, findings = run(own)
+    assert (code, found(findings, "snapshots of containers")["detail"]) == (0, "lxc/9201 has 1")
+    assert found(findings, "times of guests' files")["detail"] == "readable"
+    own.fault("GET /nodes/pve1/lxc/9201/snapshot", 500)
+    code, findings = run(own)
+    assert (code, bad(findings)) == (1, ["snapshots of containers"])
+    own.clear_faults()
+    (own.root / "etc/pve/nodes/pve1/lxc/9201.conf").unlink()
+    code, findings = run(own)
+    assert (code, found(findings, "times of guests' files")["note"]) == (0, True)
+    assert "the file of lxc/9201" in found(findings, "times of guests' files")["detail"]
+
+
+def test_a_node_without_containers(own: PveHost, run: Run) -> None:
+    own.destroy(9201)
+    own.add_guest(103, "qemu")
+    code, findings = run(own)
+    assert (code, "no container" in found(findings, "snapshots of containers")["detail"]) == (0, True)
+
+
 def test_a_closed_gate_is_no_fault(own: PveHost, run: Run) -> None:
     own.boot_phase("booting")
     code, findings = run(own)
@@ -495,6 +549,7 @@ def test_as_another_user_for_real(open_tmp: Path, capfd: pytest.CaptureFixture[s
     assert "Permission denied" in found(findings, "token")["detail"]
     assert "Permission denied" in found(findings, "state")["detail"]
     assert found(findings, "user")["detail"].startswith("checked as ")
+    assert "may not be used by this user" in found(findings, "root helper")["detail"]
 
 
 class _Page(socketserver.BaseRequestHandler):

@@ -23,7 +23,7 @@ import pytest
 from guestward.demo import play
 
 DEMO = (sys.executable, "-m", "guestward", "demo")
-QUICK = "import sys; from guestward.demo.play import Pace, play; sys.exit(play('json', Pace(1, 0.3, (0.3, 0.3, 0.3))))"
+QUICK = "import sys; from guestward.demo.play import Pace, play; sys.exit(play('json', Pace(1, 0.3, (0.3, 0.3, 0.3), 1)))"
 
 # Of the text form, in this order.
 PROMISED = (
@@ -38,6 +38,14 @@ PROMISED = (
     r"agent +start_attempt +web +lxc/101 start 1 of 3: sent",
     r"agent +start_result +web +lxc/101 start 1: started",
     r"host +web is running",
+    r"host +The host runs out of memory",
+    r"agent +guest_down +shop +lxc/105 is down: locked",
+    r"host +The tar ends",
+    r"agent +lock_stale +shop +WARN lxc/105 has a lock `backup` that nobody owns",
+    r"agent +unlocked +shop +lxc/105 is unlocked",
+    r"agent +snapshot_deleted +shop +lxc/105 has no snapshot",
+    r"agent +start_result +shop +lxc/105 start 1: started",
+    r"host +shop is running, with pid \d+; lock: none; snapshots: none",
     r"host +root@pam stops lab",
     r"agent +guest_down +lab +lxc/102 is down: onboot_off",
     r"host +The process of db dies",
@@ -47,7 +55,11 @@ PROMISED = (
     r"agent +given_up +db +ERROR qemu/103",
     r"agent +daemon_stopping",
     r"ok   web runs again, by exactly one start",
+    r"ok   shop was unlocked once",
     r"web +It was down for \d+\.\d s",
+    r"shop +It was down for \d+\.\d s",
+    r"`guestward locks` said",
+    r"lxc/105 +shop +backup +\d+ s +a backup +owned",
     r"`guestward status` said",
     r"lxc/102 +lab +stopped +onboot_off",
     r"`guestward explain 103`",
@@ -120,11 +132,12 @@ def wait_for(look: Callable[[], Any], timeout: float = 20) -> Any:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Demo]]:
     demos: list[Demo] = []
+    folder = tmp_path_factory.mktemp("demo")  # its path is short: there will be a socket
 
     def begin(*command: str, **options: Any) -> Demo:
-        demos.append(Demo(tmp_path, *command, **options))
+        demos.append(Demo(folder, *command, **options))
         return demos[-1]
 
     yield begin
@@ -196,8 +209,10 @@ class TestPlayed:
         assert web["starts"] == 1
         assert web["down_s"] == pytest.approx(at["web_up"] - at["web_down"], abs=0.01)
         assert web["backup_s"] == pytest.approx(at["backup_ends"] - at["web_down"], abs=0.01)
+        assert data["measured"]["shop"]["starts"] == 1
+        assert data["measured"]["shop"]["down_s"] == pytest.approx(at["shop_up"] - at["shop_down"], abs=0.01)
         assert data["measured"]["db"]["starts"] == 3
-        assert len(data["metrics"]) == 6
+        assert len(data["metrics"]) == 7
 
 
 class TestEnded:
@@ -266,18 +281,25 @@ def test_without_fakepve_it_says_what_to_install(output: str) -> None:
         ]
 
 
-WEB, LAB, DB, MAIL = (cast.vmid for cast in play.CAST)
+WEB, SHOP, LAB, DB, MAIL = (cast.vmid for cast in play.CAST)
 GOOD = play.Evidence(
     records=[
         (21.0, {"event": "start_attempt", "vmid": WEB}),
         (23.0, {"event": "start_result", "vmid": WEB}),
+        (27.0, {"event": "lock_stale", "vmid": SHOP, "level": "warn"}),
+        (28.0, {"event": "unlocked", "vmid": SHOP}),
+        (29.0, {"event": "snapshot_deleted", "vmid": SHOP}),
         *((30.0 + n, {"event": "start_attempt", "vmid": DB}) for n in range(3)),
         *((30.5 + n, {"event": "start_result", "vmid": DB, "level": "warn"}) for n in range(3)),
         (40.0, {"event": "given_up", "vmid": DB, "level": "error"}),
     ],
-    moments={"web_down": 5, "backup_ends": 20, "web_up": 23, "lab_down": 24, "db_down": 25, "agent_asked_to_end": 50},
-    effects=[("start", WEB), *[("start", DB)] * 3],
-    running=frozenset({WEB, MAIL}),
+    moments={
+        **{"web_down": 5, "backup_ends": 20, "web_up": 23, "shop_down": 24, "archive_ends": 26, "shop_up": 30},
+        **{"lab_down": 24, "db_down": 25, "agent_asked_to_end": 50},
+    },
+    effects=[("start", WEB), ("start", SHOP), *[("start", DB)] * 3],
+    programs=list(play.CLEARED),
+    running=frozenset({WEB, SHOP, MAIL}),
     sweeps={"complete": 20, "incomplete": 0, "aborted": 0},
     requests=100,
     exit_code=0,
@@ -289,7 +311,11 @@ GOOD = play.Evidence(
     [
         ({}, ""),
         ({"effects": [*GOOD.effects, ("start", WEB)]}, "web runs again, by exactly one start"),
-        ({"running": frozenset({MAIL})}, "web runs again"),
+        ({"running": GOOD.running - {WEB}}, "web runs again"),
+        ({"running": GOOD.running - {SHOP}}, "shop runs again"),
+        ({"effects": [*GOOD.effects, ("start", SHOP)]}, "shop runs again, by exactly one start"),
+        ({"programs": [*GOOD.programs, "pct unlock 104"]}, "shop was unlocked once"),
+        ({"moments": {**GOOD.moments, "archive_ends": 28.5}}, "shop was not touched before"),
         ({"moments": {**GOOD.moments, "backup_ends": 22}}, "web was not touched before its backup had ended"),
         ({"effects": [*GOOD.effects, ("start", LAB)]}, "lab stays down"),
         ({"effects": [*GOOD.effects, ("start", DB)]}, "db was started exactly three times"),
@@ -302,7 +328,7 @@ GOOD = play.Evidence(
 )
 def test_a_promise_that_is_broken_is_told_and_fails(capsys: pytest.CaptureFixture[str], changed: dict[str, Any], broken: str) -> None:
     seen = dataclasses.replace(GOOD, **changed)
-    code = play.say_outcome(play.TextPrinter(), seen, play.Views("", "", []), 1)
+    code = play.say_outcome(play.TextPrinter(), seen, play.Views("", "", "", []), 1)
     out = capsys.readouterr().out
     assert code == (1 if broken else 0)
     assert out.count("  NOT  ") == (1 if broken else 0)

@@ -520,7 +520,7 @@ def test_task_log(api: Client) -> None:
 
 
 def conf(host: PveHost, vmid: int) -> str:
-    return (host.root / f"etc/pve/local/lxc/{vmid}.conf").read_text()
+    return next((host.root / "etc/pve/local").glob(f"*/{vmid}.conf")).read_text()
 
 
 def flocks(host: PveHost) -> list[str]:
@@ -634,6 +634,98 @@ def test_a_locked_snapshot_cannot_be_deleted_and_an_unlocked_one_can(host: PveHo
     assert [row["name"] for row in api.get("/nodes/pve1/lxc/101/snapshot")] == ["vzdump", "current"]
     host.unlock(101)
     assert api.end("DELETE", "/nodes/pve1/lxc/101/snapshot/vzdump") == "OK" and "vzdump" not in conf(host, 101)
+
+
+# --------------------------------------------------- PVE's programs, root helper
+
+
+def program(host: PveHost, *words: str) -> tuple[int, str, str]:
+    name, *arguments = words
+    done = subprocess.run([str(host.root / "usr/bin" / name), *arguments], capture_output=True, text=True, timeout=20, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+SET = ("pvesh", "set", "/nodes/localhost/qemu/200/config", "--delete", "lock", "--skiplock", "1", "--digest")
+
+
+def test_programs_clear_whatever_lock_is_there(host: PveHost) -> None:
+    assert program(host, "pct", "unlock", "101") == (255, "", "no lock found trying to remove any lock\n")
+    assert program(host, "qm", "unlock", "200") == (0, "", "")
+    for vmid, words in ((101, ("pct", "unlock", "101")), (200, ("qm", "unlock", "200"))):
+        host.lock(vmid, "migrate")
+        assert program(host, *words) == (0, "", "") and host.guest(vmid)["lock"] is None
+        assert "lock:" not in conf(host, vmid)
+    assert program(host, "pct", "unlock", "200") == (2, "", "Configuration file 'nodes/pve1/lxc/200.conf' does not exist\n")
+    assert program(host, "pct", "list")[0] == 255
+    assert host.programs_run()[:2] == ["pct unlock 101", "qm unlock 200"] and host.effects() == []
+
+
+def test_the_api_clears_a_lock_only_in_the_file_that_was_read(host: PveHost) -> None:
+    host.lock(200, "backup")
+    digest = hashlib.sha1(conf(host, 200).encode()).hexdigest()
+    host.set(200, cores=2)
+    assert program(host, *SET, digest) == (255, "", "checksum mismatch (file change by other user?)\n")
+    digest = hashlib.sha1(conf(host, 200).encode()).hexdigest()
+    assert program(host, *SET, digest) == (0, "update VM 200: -delete lock -skiplock 1\n", "")
+    assert host.guest(200)["lock"] is None
+
+
+def test_a_snapshot_is_deleted_by_a_task_and_a_failure_leaves_its_lock(host: PveHost, api: Client) -> None:
+    words = ("pct", "delsnapshot", "101", "vzdump")
+    assert program(host, *words) == (255, "", "snapshot 'vzdump' does not exist\n")
+    host.snapshot(101, "vzdump")
+    host.lock(101, "backup")
+    assert program(host, *words) == (255, "", "CT is locked (backup)\n")
+    host.unlock(101)
+    host.program_fails("delsnapshot", "lvremove failed")
+    assert program(host, *words) == (255, "", "lvremove failed\n")
+    assert host.guest(101)["lock"] == "snapshot-delete" and "snapstate: delete" in conf(host, 101)
+    host.unlock(101)
+    assert program(host, *words) == (0, "", "") and host.guest(101)["snapshots"] == []
+    newest = api.get("/nodes/pve1/tasks")[0]
+    assert (newest["type"], newest["user"], newest["id"], newest["status"]) == ("vzdelsnapshot", "root@pam", "101", "OK")
+    assert newest["upid"] in (host.root / "var/log/pve/tasks/active").read_text()
+
+
+def test_a_program_that_is_killed_interrupts_its_task(host: PveHost, api: Client) -> None:
+    host.snapshot(101, "vzdump")
+    host.snapshot_deletion(30)
+    with subprocess.Popen([str(host.root / "usr/bin/pct"), "delsnapshot", "101", "vzdump"]) as process:
+        wait_until(lambda: host.guest(101)["lock"] == "snapshot-delete")
+        process.terminate()
+    wait_until(lambda: api.get("/nodes/pve1/tasks")[0].get("status") == "received interrupt")
+    assert host.guest(101)["lock"] == "snapshot-delete"
+
+
+def test_the_real_helper_answers_behind_its_socket(host: PveHost) -> None:
+    def ask(**request: object) -> tuple[str, bool]:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(host.root / "run/guestward/helper.sock"))
+            client.sendall(json.dumps(request).encode() + b"\n")
+            answer = json.loads(client.makefile().readline())
+        return answer["code"], answer["ok"]
+
+    unlock = {"verb": "unlock", "kind": "lxc", "vmid": 101, "expect": "backup"}
+    host.start(101)
+    host.backup_begin(101)
+    assert ask(**unlock) == ("busy", False), "the vzdump holds the flock"
+    host.backup_kill(archive_seconds=3600)
+    assert ask(**unlock) == ("backup_running", False), "its archive process lives"
+    host.archives_end()
+    host.quorum(False)
+    assert ask(**unlock) == ("no_quorum", False)
+    host.quorum(True)
+    host.boot_phase("stopping")
+    assert ask(**unlock) == ("stopping", False)
+    host.boot_phase("up")
+    host.leave_pool(101)
+    assert ask(**unlock) == ("not_owned", False)
+    host.join_pool(101)
+    assert host.programs_run() == []
+    assert ask(**unlock) == ("ok", True)
+    assert ask(verb="delete-snapshot", vmid=101) == ("ok", True)
+    assert host.programs_run() == ["pct unlock 101", "pct delsnapshot 101 vzdump"]
+    assert host.guest(101)["lock"] is None and host.guest(101)["snapshots"] == []
 
 
 # ---------------------------------------------------------------------- host

@@ -15,6 +15,7 @@ import pytest
 from guestward import cli, config
 from guestward.adapters.metrics import METRICS
 from guestward.model.events import all_events
+from guestward.model.helper import HelperCode, Verb
 from guestward.sim.guest import TRAITS
 from guestward.sim.verbs import VERBS
 
@@ -59,6 +60,12 @@ def test_everything_is_on_its_page(generator: ModuleType) -> None:
         assert f"| `{event.name}` |" in pages["events.md"]
     for metric in METRICS:
         assert f"| `guestward_{metric.name}` |" in pages["metrics.md"]
+    for code in HelperCode:
+        assert f"| `{code}` |" in pages["helper.md"]
+    for helper_verb in Verb:
+        assert f"| `{helper_verb}` |" in pages["helper.md"]
+    logged = set(re.findall(r'"(helper_\w+)"', (ROOT / "agent/guestward/helper/main.py").read_text(encoding="utf-8")))
+    assert logged == set(re.findall(r"^\| `(helper_\w+)` \|", pages["helper.md"], re.MULTILINE))
     for verb in VERBS.values():
         form = verb.form.replace("|", "\\|")
         assert f"| `{form}` |" in pages["scenario-verbs.md"]

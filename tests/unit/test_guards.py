@@ -286,6 +286,16 @@ def test_any_lock_in_list_or_configuration_is_a_lock(lock: str) -> None:
     assert decide(Scene(config=config(lock=lock)).case()).guard is Guard.LOCKED
 
 
+def test_while_its_snapshot_is_being_deleted_it_is_left_to_lock_recovery() -> None:
+    """Unlock, delete, start: each step is over before the next begins, and the helper needs a moment until PVE locks the guest."""
+    decision = decide(case(recovering=True))
+    assert decision.guard is Guard.LOCKED
+    assert decision.evidence == "lock recovery is at work: the snapshot that vzdump left is being deleted"
+    locked = replace(Scene(listed={"lock": "snapshot-delete"}).case(), recovering=True)
+    assert decide(locked).evidence == "lock snapshot-delete"
+    assert decide(case(recovering=False)).guard is Guard.START
+
+
 def test_our_own_start_under_way_is_a_task() -> None:
     own = Attempt(1, AT - 5, AT + 115)
     decision = decide(case(memory=memory(attempts=(own,))))

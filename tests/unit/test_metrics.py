@@ -25,6 +25,7 @@ from guestward.adapters.metrics import METRICS, PREFIX, SWEEP_RESULTS, Metrics, 
 from guestward.model.decision import Closure, Decision, Gate, GateReason, Guard, Outcome
 from guestward.model.events import Event, EventKind, Level
 from guestward.model.guest import GuestId, GuestKind
+from guestward.model.locks import LockDecision, LockVerdict
 from guestward.model.memory import Hold
 from guestward.ports import Board, GuestLabel, Row
 
@@ -184,6 +185,28 @@ def test_guests_that_are_gone_disappear() -> None:
     assert samples(metrics)["start_attempts_total{id=lxc/101,outcome=started}"] == 2
     metrics.show(replace(BOARD, rows=()))
     assert [name for name in samples(metrics) if "id=" in name] == ["hold_active{id=node}"]
+
+
+def test_locks_and_what_is_thought_of_them() -> None:
+    stale = LockDecision(GuestId(GuestKind.LXC, 104), "shop", "backup", LockVerdict.STALE, "", (), since=30.0)
+    left = LockDecision(GuestId(GuestKind.LXC, 101), "web", "", LockVerdict.UNCONFIRMED, "", (), since=40.0)
+    board = replace(BOARD, at=100.0, seen_at=100.0, rows=(ROWS[0], row(104, Guard.LOCKED, lock="backup")), locks=(stale, left))
+
+    def of_locks(board: Board) -> dict[str, float]:
+        metrics.show(board)
+        return {name: value for name, value in samples(metrics).items() if name.startswith(("guest_locked", "guest_lock_"))}
+
+    metrics = Metrics()
+    seen = {
+        "guest_locked{id=lxc/104,kind=backup}": 1.0,
+        "guest_locked_seconds{id=lxc/104,kind=backup}": 70.0,
+        "guest_lock_verdict{id=lxc/104,verdict=stale}": 1.0,
+        "guest_lock_verdict{id=lxc/101,verdict=unconfirmed}": 1.0,
+    }
+    assert of_locks(board) == seen
+    assert of_locks(replace(board, at=1000.0, aborted="no answer")) == seen, "no lock grows older by not being seen"
+    assert of_locks(replace(board, seen_at=None))["guest_locked_seconds{id=lxc/104,kind=backup}"] == 70.0
+    assert of_locks(replace(board, rows=ROWS[:1], locks=())) == {}, "what was cleared takes its series with it"
 
 
 def test_counters_begin_at_zero_when_a_guest_is_seen_down() -> None:

@@ -93,17 +93,19 @@ def test_all_but_killed_and_timed_out_counts_as_survived(tool: ModuleType, statu
 def test_95_per_cent_in_all_is_enough_and_less_is_not(tool: ModuleType) -> None:
     change = tool.change_of("gate.f", SHOWN)
     survivor = [made(tool, "gate", 99, "survived", change)]
-    assert tool.faults(many(tool, "gate", 19, *survivor) + many(tool, "guards", 0), {}, ["gate.py"]) == [
-        "guards.py: 0.00 %, 100 % is the least"
+    assert tool.faults(many(tool, "gate", 19, *survivor) + many(tool, "guards", 0), {}, ["gate.py", "guards.py"]) == [
+        "guards.py: mutmut made no mutants",
+        "guards.py: 0.00 %, 100 % is the least",
     ]
     assert len(tool.faults(many(tool, "gate", 17, *survivor) + many(tool, "guards", 1), {}, ["gate.py"])) == 1
 
 
-def test_of_the_guards_every_mutant_must_be_killed_or_be_listed(tool: ModuleType) -> None:
-    change = tool.change_of("guards._ask", SHOWN)
-    mutants = many(tool, "guards", 999, made(tool, "guards", 999, "survived", change))
-    assert tool.faults(mutants, {}, ["guards.py"]) == ["guards.py: 99.90 %, 100 % is the least"]
-    assert tool.faults(mutants, {change: "why"}, ["guards.py"]) == []
+@pytest.mark.parametrize("file", ["guards", "locks"])
+def test_of_guards_and_locks_every_mutant_must_be_killed_or_be_listed(tool: ModuleType, file: str) -> None:
+    change = tool.change_of(f"{file}._ask", SHOWN)
+    mutants = many(tool, file, 999, made(tool, file, 999, "survived", change))
+    assert tool.faults(mutants, {}, [f"{file}.py"]) == [f"{file}.py: 99.90 %, 100 % is the least"]
+    assert tool.faults(mutants, {change: "why"}, [f"{file}.py"]) == []
 
 
 def test_an_equivalent_that_is_no_survivor_any_more_is_a_fault(tool: ModuleType) -> None:

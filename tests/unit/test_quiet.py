@@ -59,7 +59,8 @@ class LoudSimulation(Simulation):
     def start(self) -> None:
         super().start()
         assert self.watch is not None
-        self.watch = LoudWatch(self.watch.env)
+        self.watch.power = LoudWatch(self.watch.env)
+        self.watch.locks.state = self.watch.power.state
 
 
 def _toggle(of: set[Any], what: Any) -> None:

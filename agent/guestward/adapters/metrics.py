@@ -95,6 +95,18 @@ METRICS: tuple[MetricKind, ...] = (
     ),
     MetricKind("guest_locked", "gauge", ("id", "kind"), "1 while the guest has a configuration lock of this kind; else absent."),
     MetricKind(
+        "guest_locked_seconds",
+        "gauge",
+        ("id", "kind"),
+        "For how long that lock was seen, up to the last look that saw the guests; it may be older.",
+    ),
+    MetricKind(
+        "guest_lock_verdict",
+        "gauge",
+        ("id", "verdict"),
+        "1 for what lock recovery thinks of the guest's lock, or of the snapshot that vzdump left it (see `guestward locks`); else absent.",
+    ),
+    MetricKind(
         "guest_not_working", "gauge", ("id", "state"), "1 while the guest runs but does not work (paused, io-error ...); else absent."
     ),
     MetricKind("recovery_seconds", "histogram", (), "From seen stopped to verified running, for guests that Guestward started."),
@@ -215,6 +227,10 @@ def _of_board(board: Board, held: frozenset[str]) -> Iterator[tuple[str, Metric]
     yield _gauge("guest_up", ("id",), [((_id(row),), row.running) for row in owned])
     yield _gauge("guest_given_up", ("id",), [((_id(row),), row.given_up) for row in owned])
     yield _gauge("guest_locked", ("id", "kind"), [((_id(row), row.lock), 1) for row in owned if row.lock])
+    seen_at = board.at if board.seen_at is None else board.seen_at  # a look that saw nothing has not seen a lock for longer
+    ages = [((str(lock.id), lock.kind), max(0.0, seen_at - lock.since)) for lock in board.locks if lock.kind]
+    yield _gauge("guest_locked_seconds", ("id", "kind"), ages)
+    yield _gauge("guest_lock_verdict", ("id", "verdict"), [((str(lock.id), lock.verdict.value), 1) for lock in board.locks])
     yield _gauge("guest_not_working", ("id", "state"), [((_id(row), row.not_working), 1) for row in owned if row.not_working])
     yield _gauge("hold_active", ("id",), [((NODE,), NODE in held), *(((name,), 1) for name in sorted(held - {NODE}))])
     closed = {closure.reason for closure in board.gate.closures}

@@ -374,6 +374,11 @@ class ProxmoxPve:
             ha_managed=_Object(row.route, row.get("ha", _dict)).get("managed", _flag),
         )
 
+    def snapshots(self, guest: GuestId, *, deadline: float) -> Mapping[str, str]:
+        """See `Pve.snapshots`. The entry `current` is none; `snapstate` is there while one is made or deleted (pve-facts C6)."""
+        rows = self._rows(deadline, *self._guest(guest), "snapshot")
+        return {name: row.find("snapstate", _text, "") for row in rows if (name := row.get("name", _text)) != "current"}
+
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """See `Pve.task`. Rotated away is 400 `errors: {upid: "no such task"}` (pve-facts D6, C61)."""
         try:

@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     add("check", _check, "read everything that the agent will read, and say what is wrong and what to do")
     add("status", _status, "what the agent saw last, for every guest; exit code 1 when nobody guards them")
     add("explain", _explain, "why a guest was started or not: every guard and what it saw").add_argument("vmid", type=_vmid, metavar="VMID")
+    locks = add("locks", _locks, "every lock of a guest of ours: whose it is, since when, and what recovery thinks of it")
+    locks.add_argument("--dry-run", action="store_true", help="also the proof of each, and what is done next or would be; nothing is done")
     hold = add("hold", _hold, "start nothing for a while: one guest, or without a VMID the whole node")
     hold.add_argument("vmid", type=_vmid, metavar="VMID", nargs="?")
     hold.add_argument("--for", dest="how_long", default="2h", metavar="TIME", help='as in "30m", "2h" or "1d" (default: 2h)')
@@ -163,6 +165,12 @@ def _explain(args: argparse.Namespace) -> int:
     from guestward.cli.show import explain
 
     return _answer(args, lambda config, clock: explain(config, clock, args.vmid))
+
+
+def _locks(args: argparse.Namespace) -> int:
+    from guestward.cli.locks import locks
+
+    return _answer(args, lambda config, clock: locks(config, clock, proof=args.dry_run))
 
 
 def _hold(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from functools import partial
 
 from guestward.adapters import store
 from guestward.adapters.clock import HostClock, node_name
+from guestward.adapters.helper import SOCKET
 from guestward.adapters.host import LinuxHost
 from guestward.adapters.pve import ProxmoxPve
 from guestward.adapters.secret import SecretError, SecretFile
@@ -29,6 +30,11 @@ from guestward.ports import PveError, PveRefused
 _PROC = "/proc must show the service user all processes: no hidepid at its mount, no ProtectProc or ProcSubset in the unit"
 _PMXCFS = "pve-cluster must run (systemctl status pve-cluster), and the agent's user be in www-data (usermod -aG www-data guestward)"
 _SYSTEMD = "systemctl must answer the service user; try: systemctl show pve-guests.service"
+_HELPER_FAULTS = {
+    errno.ENOENT: "is not there",
+    errno.ECONNREFUSED: "is there, but nobody listens",
+    errno.EACCES: "may not be used by this user",
+}
 _AGENT, _ANSWER_S = b"guestward_build_info", 2.0
 
 
@@ -86,6 +92,8 @@ class Check:
             yield from self._api()
             self.pve.close()
         yield from self._witnesses(state)
+        yield self._left_behind()
+        yield self._helper()
         yield from self._gate(state)
         yield self._state()
         yield self._metrics()
@@ -143,6 +151,7 @@ class Check:
             yield from (self._asked(f"list of {kind} guests", partial(self._list, kind)) for kind in GuestKind)
             yield from (self._pool(pool) for pool in self.config.scope.pools)
             yield self._tasks()
+            yield self._snapshots()
         yield self._asked("HA and storages", self._resources)
 
     def _api_hint(self, error: PveError) -> str:
@@ -172,6 +181,14 @@ class Check:
         if hiding in self.lost:
             return Finding("tasks of the node", None, f"not asked: {hiding} is missing", "grant it first")
         return self._asked("tasks of the node", lambda: f"{len(self.pve.active_tasks(deadline=self._deadline()))} active")
+
+    def _snapshots(self) -> Finding:
+        """Of one container: whether a snapshot of vzdump was left is asked for containers only."""
+        what = "snapshots of containers"
+        container = next((id for id in sorted(self.visible) if id.kind is GuestKind.LXC), None)
+        if container is None:
+            return Finding(what, True, "no container is visible, so there is none to ask for")
+        return self._asked(what, lambda: f"{container} has {len(self.pve.snapshots(container, deadline=self._deadline()))}")
 
     def _pool(self, pool: str) -> Finding:
         """What a missing grant hides is no fault of its own."""
@@ -228,6 +245,38 @@ class Check:
                 yield Finding(what, False, reading.reason, f"{hint}. Until then guests are left alone")
             else:
                 yield Finding(what, True, "readable")
+
+    def _left_behind(self) -> Finding:
+        """When each guest's file was last written tells who left a lock that nobody saw begin."""
+        what = "times of guests' files"
+        if self.misnamed:
+            return Finding(what, None, f"not asked: this is not node {self.node}", "correct [pve] node first")
+        found = self.host.left_behind(self.visible)
+        untold = [str(id) for id in sorted(self.visible) if id not in found.written]
+        if untold:
+            hint = f"{_PMXCFS}. Until then locks are cleared only where the agent saw them begin"
+            return Finding(what, None, f"nobody can tell when the file of {untold[0]} was last written", hint)
+        return Finding(what, True, "readable")
+
+    def _helper(self) -> Finding:
+        """Nothing is sent, and no connection is made: each one starts a process of root's.
+
+        A datagram socket cannot be connected to a stream socket, but before the kernel says so (EPROTOTYPE) it looks whether
+        somebody has that socket and whether we may write to it (net/unix/af_unix.c:unix_find_bsd).
+        """
+        path = self.config.host.root / SOCKET
+        if self.config.locks.recover == "report":
+            return Finding("root helper", True, 'is not needed: [locks] recover is "report"')
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                probe.connect(str(path))
+            fault = "is the socket of something else"
+        except OSError as error:
+            if error.errno == errno.EPROTOTYPE:
+                return Finding("root helper", True, f"{path} is there, and may be used")
+            fault = _HELPER_FAULTS.get(error.errno or 0, error.strerror or str(error))
+        hint = "systemctl enable --now guestward-helper.socket; its SocketGroup must be a group of the service user"
+        return Finding("root helper", None, f"{path} {fault}: no stale lock can be cleared; guests are guarded all the same", hint)
 
     def _gate(self, state: HostState) -> Iterator[Finding]:
         found = gate.gate(state, (), Unreadable("not asked"), self.clock.boottime(), None, None)

@@ -11,8 +11,10 @@ from typing import Any
 
 from guestward.adapters import store
 from guestward.cli.output import FAILED, GRANTS, OK, USAGE, Answer, CommandError, Table, count, moment, span
+from guestward.cli.proof import lock_data, next_words, proof_of
 from guestward.config import Config
 from guestward.model.decision import GUARD_MEANING, Guard, Verdict
+from guestward.model.locks import LockDecision
 from guestward.model.memory import Hold
 from guestward.model.observation import NOT_READ
 from guestward.policy.rights import REPAIR
@@ -144,12 +146,12 @@ def status(config: Config, clock: Clock) -> Answer:
         "guests": [guest_data(seen, row) for row in rows],
     }
     parts = (*_head(seen), "", *_guests(seen, rows))
-    return Answer(board.node, seen.wall, parts, data, seen.verdict, _warning(seen))
+    return Answer(board.node, seen.wall, parts, data, seen.verdict, warning(seen))
 
 
 def _head(seen: View) -> Iterator[str]:
     board = seen.board
-    yield f"node {board.node}: {_freshness(seen)}"
+    yield f"node {board.node}: {freshness(seen)}"
     if board.seen_at is None:
         yield "host gate: not known yet"
     elif seen.same_boot:
@@ -210,7 +212,15 @@ def explain(config: Config, clock: Clock, vmid: int) -> Answer:
         "holds": [hold_data(hold, left, seen.wall) for hold, left in seen.holds if hold.vmid in (None, vmid)],
     }
     title = f"{row.decision.id} {row.decision.name}: {_state_words(seen, row)}"
-    return Answer(seen.board.node, seen.wall, (title, "", facts, "", verdicts), data, seen.verdict, _warning(seen))
+    lock = lock_of(seen, row)
+    proof = () if lock is None else ("", *proof_of(seen, lock))
+    data["lock_proof"] = None if lock is None else lock_data(seen, lock)
+    return Answer(seen.board.node, seen.wall, (title, "", facts, "", verdicts, *proof), data, seen.verdict, warning(seen))
+
+
+def lock_of(seen: View, row: Row) -> LockDecision | None:
+    """What recovery thinks of a guest's lock, or of the snapshot that a vzdump left it."""
+    return next((lock for lock in seen.board.locks if lock.id == row.decision.id), None)
 
 
 def _state_words(seen: View, row: Row) -> str:
@@ -259,7 +269,7 @@ _ENDS: dict[Guard, str] = {
     Guard.NEW_HERE: "nothing, until it has run, the host boots, or: guestward rearm {0}",
     Guard.HELD: "nothing, until it runs, its configuration changes, or: guestward rearm {0}",
     Guard.HA: "nothing by Guestward: PVE's HA starts its guests itself (ha-manager status)",
-    Guard.LOCKED: "nothing while the lock is there; looked at with every sweep (each {2})",
+    Guard.LOCKED: "nothing while the lock is there, unless it is proven to be nobody's: guestward locks --dry-run",
     Guard.TASK: "when the task has ended; looked at with every sweep (each {2})",
     Guard.BACKUP: "when the backup has ended; looked at with every sweep (each {2})",
     Guard.BACKUP_UNKNOWN: "when every witness can be read; `guestward check` says what is wrong with them",
@@ -287,6 +297,9 @@ def _next_words(seen: View, row: Row) -> str:
     guard, left = row.decision.guard, seen.next_in(row)
     if row.running and row.not_working:
         return "nothing, ever: a guest that runs is neither resumed nor reset; look at it"
+    lock = lock_of(seen, row)
+    if guard is Guard.LOCKED and lock is not None:
+        return next_words(seen, lock)
     words = _ENDS[guard] if left is None else _COMES.get(guard, _ENDS[guard])
     tool = "pct" if row.decision.id.kind == "lxc" else "qm"
     return words.format(row.decision.id.vmid, tool, span(seen.config.watchdog.interval), span(left))
@@ -358,7 +371,8 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _freshness(seen: View) -> str:
+def freshness(seen: View) -> str:
+    """How old the look is, and what is the matter with it."""
     board = seen.board
     words = f"guests last seen {span(seen.age)} ago" if seen.age is not None else "guests were seen, nobody can say when"
     if board.seen_at is None:
@@ -371,8 +385,8 @@ def _freshness(seen: View) -> str:
     return f"{words}{gaps}; {count(board.sweeps, 'complete sweep')} since boot"
 
 
-def _warning(seen: View) -> str:
-    """What makes the answer less than it seems, for people."""
+def warning(seen: View) -> str:
+    """What makes an answer from this view less than it seems, for people."""
     if not seen.same_boot:
         return f"The host has booted since the agent last looked: what is shown is from before, and nobody guards the guests. {NOT_RUNNING}"
     if seen.board.ended:

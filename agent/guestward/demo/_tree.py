@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._state import render_config
+from ._state import boottime, render_config
 
 if TYPE_CHECKING:
     from ._world import World
@@ -22,6 +22,7 @@ PHASES = {
     "masked": ("masked", "inactive", "dead", "masked", "running"),
 }
 
+LISTED = 25  # tasks
 SYSTEMCTL = """\
 #!/bin/sh
 # Stand-in: answers `show` (and is-system-running) from the state files that the stand-in PVE host writes.
@@ -147,11 +148,12 @@ class HostTree:
     # ---------------------------------------------------------- content
 
     def _wanted(self) -> dict[str, str]:
-        return {**self._pve_files(), **self._proc_files(), **self._cgroup_files(), **self._systemd_files()}
+        return {**self._pve_files(), **self._proc_files(), **self._cgroup_files(), **self._systemd_files(), **self._task_files()}
 
     def _pve_files(self) -> dict[str, str]:
         world = self._world
         files = {f"etc/pve/{guest.conf_path}": render_config(guest) for guest in world.guests.values()}
+        files["etc/pve/user.cfg"] = self._users()
         home = f"etc/pve/nodes/{world.node}"
         mode = "maintenance" if world.maintenance else "active"
         files[f"{home}/lrm_status"] = f'{{"mode":"{mode}","results":{{}},"state":"wait_for_agent_lock","timestamp":{world.booted}}}'
@@ -162,9 +164,21 @@ class HostTree:
             self._place(f"{home}/{directory}").mkdir(parents=True, exist_ok=True)
         return files
 
+    def _users(self) -> str:
+        """The pools, as the root helper reads them (pve-access-control AccessControl.pm:write_user_config)."""
+        lines = [f"pool:{name}::{','.join(map(str, sorted(members)))}::" for name, members in sorted(self._world.pools.items())]
+        return "\n".join(["user:root@pam:1:0::::::", *lines]) + "\n"
+
+    def _task_files(self) -> dict[str, str]:
+        """Running tasks, and the last that have ended (pve-common INotify.pm:write_active_workers)."""
+        newest = list(reversed(self._world.tasks.values()))[:LISTED]
+        lines = [f"{task.upid} 0" if task.running else f"{task.upid} 1 {task.endtime or 0:08X} {task.exitstatus}" for task in newest]
+        return {"var/log/pve/tasks/active": "".join(f"{line}\n" for line in lines)}
+
     def _proc_files(self) -> dict[str, str]:
         world = self._world
         files = {"proc/sys/kernel/random/boot_id": world.boot_id + "\n", "proc/locks": self._locks()}
+        files["proc/uptime"] = f"{boottime() // 60 * 60:.2f} 0.00\n"  # by the minute: not a file to write with every change
         for pid, (command, pstart) in world.processes().items():
             files[f"proc/{pid}/cmdline"] = "".join(arg + "\0" for arg in command)
             files[f"proc/{pid}/stat"] = _stat(pid, command[0], pstart)

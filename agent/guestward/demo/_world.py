@@ -54,6 +54,7 @@ class World:
         self.booted = int(time.time())
         self.vzdump_pid: str | None = None
         self.backups = Backups(self)
+        self.delete_takes = 0.05
         self.stats_lag = stats_lag
         self.pvestatd_up = True
         self._published: dict[int, tuple[str, int]] = {}
@@ -397,8 +398,8 @@ class World:
 
         return self.start_task(f"{guest.task_prefix}destroy", str(guest.vmid), user, body, by_api)
 
-    def delete_snapshot(self, guest: Guest, name: str, user: str) -> Task:
-        """Begin a vzdelsnapshot or qmdelsnapshot; a lock stops it, `force` or not (facts C6)."""
+    def delete_snapshot(self, guest: Guest, name: str, user: str, *, by_api: bool = True, failure: str = "") -> Task:
+        """Begin a vzdelsnapshot or qmdelsnapshot; a lock stops it, `force` or not, and one that fails leaves its own (facts C6)."""
 
         async def body(task: Task) -> str | None:
             self._check_lock(guest)
@@ -407,14 +408,16 @@ class World:
             guest.lock = "snapshot-delete"
             guest.snapshots[name]["snapstate"] = "delete"
             self.changed()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.delete_takes)
+            if failure:
+                raise TaskFailed(failure)
             guest.lock = None
             del guest.snapshots[name]
             if guest.config.get("parent") == name:
                 del guest.config["parent"]
             return None
 
-        return self.start_task(f"{guest.task_prefix}delsnapshot", str(guest.vmid), user, body, by_api=True)
+        return self.start_task(f"{guest.task_prefix}delsnapshot", str(guest.vmid), user, body, by_api)
 
     # -------------------------------------------------------------- host
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from guestward.cli.caller import become_service_user
 from guestward.cli.output import FAILED, OK, CommandError
-from guestward.config import WatchdogSection
+from guestward.config import LocksSection, WatchdogSection
 
 if TYPE_CHECKING:
     from guestward.demo.pvehost import PveHost
@@ -40,15 +40,16 @@ LIMIT = 30.0  # for whatever the agent should do at its next sweep or two
 SILENCE = 6.0  # after so long without a line it is said what is waited for
 POLL = 0.2
 COLOURS = {"host": "36", "demo": "2", "warn": "33", "error": "31;1", "chapter": "1"}
+LONGEST_FOLDER = 50  # bytes; a socket's address has 107, and some are for `/guestward-demo-xxxxxxxx/host/run/guestward/helper.sock`
 PATIENCE = 8.0  # for an agent that was asked to end
-REAL = WatchdogSection()
+REAL, REAL_LOCKS = WatchdogSection(), LocksSection()
 INCIDENT_S = 587  # the outage that was measured in the real incident
 BOUND_S = 95  # guest stopped -> start sent, at real intervals, when nothing stands in the way
 NO_SPACE = "no space left on device"
 OF_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM", "CREDENTIALS_DIRECTORY")
 NEXT = """\
 Where to look next
-  README.md         sections Configure, Use, Watch, What it does not do
+  README.md         sections Configure, Use, Locks, Watch, What it does not do
   docs/events.md    every event that the agent logs, and every guard
   docs/metrics.md   every metric, and the alerts to have
   guestward check   on a PVE host: reads everything that the agent will read, and says what is wrong"""
@@ -61,6 +62,7 @@ class Pace:
     interval: float = 2
     confirm: float = 1
     backoff: tuple[float, float, float] = (2, 4, 8)
+    lock_confirm: float = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,12 @@ class Cast:
 
 
 WEB = Cast(101, "web", "lxc", True, "reboots itself in the middle of its backup")
+SHOP = Cast(105, "shop", "lxc", True, "is left locked by a backup that dies")
 LAB = Cast(102, "lab", "lxc", False, "is shut down on purpose by its owner")
 DB = Cast(103, "db", "qemu", True, "dies of a full disk and cannot start again", f"fail: {NO_SPACE}")
 MAIL = Cast(104, "mail", "lxc", True, "nothing; it just runs")
-CAST = (WEB, LAB, DB, MAIL)
+CAST = (WEB, SHOP, LAB, DB, MAIL)
+CLEARED = [f"pct unlock {SHOP.vmid}", f"pct delsnapshot {SHOP.vmid} vzdump"]
 
 
 class NotSeenError(Exception):
@@ -130,7 +134,7 @@ class TextPrinter:
             print("\n" + self._coloured_as("chapter", line.text), flush=True)
             return
         who = "..." if line.who == "demo" else line.who
-        head = f"{line.t:5.1f}  {who:<5}  " + (f"{line.event:<15} {line.guest:<5} " if line.who == "agent" else "")
+        head = f"{line.t:5.1f}  {who:<5}  " + (f"{line.event:<16} {line.guest:<5} " if line.who == "agent" else "")
         text = (line.level.upper() + " " if line.level != "info" else "") + line.text
         body = textwrap.fill(text, self._width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False, max_lines=6)
         print(self._coloured_as(line.level if line.level != "info" else line.who, body), flush=True)
@@ -276,7 +280,10 @@ def _record(line: str) -> Record:
 
 @dataclass(slots=True)
 class Stage:
-    """The host, the agent, and what has been seen of both. moments: when the world did what, in seconds since the start."""
+    """The host, the agent, and what has been seen of both.
+
+    moments: when the world did what, in seconds since the start. locks: what `guestward locks` said in the middle of incident 2.
+    """
 
     host: PveHost
     agent: Agent
@@ -286,6 +293,7 @@ class Stage:
     begun: float
     records: list[tuple[float, Record]] = field(default_factory=list)
     moments: dict[str, float] = field(default_factory=dict)
+    locks: str = ""
     _said_at: float = 0.0
     _ending: bool = False
     _ended: bool = False
@@ -389,8 +397,37 @@ def _backup_incident(stage: Stage) -> None:
     stage.world("web_up", f"web is {state['status']}, with pid {state['pid']}.")
 
 
+def _dead_backup(stage: Stage) -> None:
+    """As recorded on a real node (recorded/timelines.md, 6c)."""
+    host = stage.host
+    stage.note(f"2. The backup of {SHOP.name} dies, and leaves {SHOP.name} locked", "chapter")
+    host.backup_begin(SHOP.vmid, "snapshot")
+    stage.world("shop_backup_begins", "PVE begins to back up shop. For that it locks shop (`backup`) and makes a snapshot, `vzdump`.")
+    stage.sweeps(1, "a sweep in which shop runs and is backed up")
+    host.backup_kill(archive_seconds=3600)
+    host.die(SHOP.vmid)
+    stage.world(
+        "shop_down",
+        "The host runs out of memory: shop and the vzdump that saves it are killed. Lock and snapshot stay, and PVE refuses to start shop.",
+    )
+    stage.event("the agent to see that shop is down", "guest_down", vmid=SHOP.vmid, guard="locked")
+    stage.note("A tar of the dead vzdump still reads shop's files. As long as anything of a backup lives, the agent touches nothing.")
+    stage.sweeps(1, "a sweep in which the agent leaves shop to that tar")
+    stage.locks = stage.agent.ask("locks")
+    host.archives_end()
+    stage.world("archive_ends", "The tar ends. Now nobody owns the lock, and nothing in PVE would clear it before the host boots.")
+    stage.event("the proof that the lock is nobody's, on two looks", "lock_stale", vmid=SHOP.vmid)
+    stage.note("No API token can clear a lock. The agent asks its root helper, which looks at everything again before it does.")
+    stage.event("shop to be unlocked", "unlocked", vmid=SHOP.vmid)
+    stage.event("the snapshot to be deleted", "snapshot_deleted", vmid=SHOP.vmid)
+    stage.event("the agent to see shop run", "start_result", vmid=SHOP.vmid, outcome="started")
+    state = host.guest(SHOP.vmid)
+    lock, snapshots = state["lock"] or "none", ", ".join(state["snapshots"]) or "none"
+    stage.world("shop_up", f"shop is {state['status']}, with pid {state['pid']}; lock: {lock}; snapshots: {snapshots}.")
+
+
 def _left_alone(stage: Stage) -> None:
-    stage.note("2. lab is shut down on purpose, and must be left alone", "chapter")
+    stage.note("3. lab is shut down on purpose, and must be left alone", "chapter")
     stage.host.stop(LAB.vmid, by="root@pam")
     stage.world("lab_down", "root@pam stops lab. It has no onboot, PVE's mark of a guest that should run: somebody wants it down.")
     stage.event("the agent to see that lab is down", "guest_down", vmid=LAB.vmid, guard="onboot_off")
@@ -398,7 +435,7 @@ def _left_alone(stage: Stage) -> None:
 
 
 def _given_up(stage: Stage) -> None:
-    stage.note("3. db cannot start: three attempts, then a call for a person", "chapter")
+    stage.note("4. db cannot start: three attempts, then a call for a person", "chapter")
     stage.host.die(DB.vmid)
     stage.world("db_down", f"The process of db dies: its disk is full. Every start will fail ({NO_SPACE}).")
     for number, (here, real) in enumerate(zip(stage.pace.backoff, REAL.backoff, strict=True), start=1):
@@ -420,11 +457,15 @@ def _span(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that the verdict rests on. effects: what reached the host, as the host itself counted it; running: VMIDs, by the host."""
+    """All that the verdict rests on, as the host itself counted it.
+
+    effects: what reached it through the API; programs: what the root helper ran there; running: VMIDs.
+    """
 
     records: list[tuple[float, Record]]
     moments: dict[str, float]
     effects: list[tuple[str, int]]
+    programs: list[str]
     running: frozenset[int]
     sweeps: dict[str, int]
     requests: int
@@ -446,9 +487,16 @@ class Evidence:
 def promises(seen: Evidence) -> list[tuple[str, bool]]:
     """What the demo promises, and whether it happened."""
     sent = seen.times("start_attempt", WEB)
+    cleared = seen.times("unlocked", SHOP)
     return [
         ("web runs again, by exactly one start of the agent", WEB.vmid in seen.running and seen.done_to(WEB) == ["start"]),
         ("web was not touched before its backup had ended", bool(sent) and sent[0] > seen.moments["backup_ends"]),
+        ("shop runs again, by exactly one start of the agent", SHOP.vmid in seen.running and seen.done_to(SHOP) == ["start"]),
+        ("shop was unlocked once and its snapshot deleted once, and no other lock was touched", seen.programs == CLEARED),
+        (
+            "shop was not touched before the last process of its backup had ended",
+            bool(cleared) and cleared[0] > seen.moments["archive_ends"],
+        ),
         ("lab stays down as its owner left it; nothing was done to it", LAB.vmid not in seen.running and not seen.done_to(LAB)),
         ("db was started exactly three times, and then no more", seen.done_to(DB) == ["start"] * 3 and DB.vmid not in seen.running),
         ("db was given up with one ERROR, and there was no other", seen.errors() == [("given_up", DB.vmid)]),
@@ -467,19 +515,33 @@ def numbers(seen: Evidence) -> Record:
         "sent_after_s": round(seen.times("start_attempt", WEB)[0] - at["backup_ends"], 3),
         "starts": len(seen.done_to(WEB)),
     }
+    proven, tidy = seen.times("lock_stale", SHOP)[0], seen.times("snapshot_deleted", SHOP)[0]
+    shop = {
+        "down_s": round(at["shop_up"] - at["shop_down"], 3),
+        "backup_s": round(at["archive_ends"] - at["shop_down"], 3),
+        "proven_after_s": round(proven - at["archive_ends"], 3),
+        "cleared_after_s": round(tidy - proven, 3),
+        "starts": len(seen.done_to(SHOP)),
+    }
     db = {
         "starts": len(seen.done_to(DB)),
         "waits_s": [round(later - before, 3) for later, before in zip(tried[1:], failed, strict=False)],
         "given_up_after_s": round(seen.times("given_up", DB)[0] - at["db_down"], 3),
     }
     lab = {"watched_s": round(at["agent_asked_to_end"] - at["lab_down"], 3), "starts": len(seen.done_to(LAB))}
-    agent = {"sweeps": seen.sweeps, "requests": seen.requests, "changes": len(seen.effects), "log_lines": len(seen.records)}
-    return {"web": web, "lab": lab, "db": db, "mail": {"starts": len(seen.done_to(MAIL))}, "agent": agent}
+    agent = {
+        "sweeps": seen.sweeps,
+        "requests": seen.requests,
+        "changes": len(seen.effects),
+        "by_helper": len(seen.programs),
+        "log_lines": len(seen.records),
+    }
+    return {"web": web, "shop": shop, "lab": lab, "db": db, "mail": {"starts": len(seen.done_to(MAIL))}, "agent": agent}
 
 
 def in_words(found: Record) -> str:
     """The numbers for people."""
-    web, lab, db, agent = found["web"], found["lab"], found["db"], found["agent"]
+    web, shop, lab, db, agent = found["web"], found["shop"], found["lab"], found["db"], found["agent"]
     waits = " and ".join(f"{wait:.1f} s" for wait in db["waits_s"])
     done, seen = agent["changes"], agent["sweeps"]
     facts = (
@@ -487,11 +549,15 @@ def in_words(found: Record) -> str:
         f"For {web['backup_s']:.1f} s of that its backup ran, and nobody can start it then.",
         f"The agent sent its start {web['sent_after_s']:.1f} s after the backup; at real intervals that takes up to {BOUND_S} s.",
         f"In the real incident, without an agent, it was {INCIDENT_S} s until a person started it.\n",
+        f" shop   It was down for {shop['down_s']:.1f} s. For {shop['backup_s']:.1f} s of that something of its backup lived.",
+        f"{shop['proven_after_s']:.1f} s later its lock was proven to be nobody's (at real intervals one to two minutes);",
+        f"{shop['cleared_after_s']:.1f} s after that lock and snapshot were gone. Without an agent it waits for a person.\n",
         f" lab    It stayed down until the end, for {lab['watched_s']:.1f} s; starts by the agent: {lab['starts']}.\n",
         f" db     Attempts: {db['starts']}, with {waits} between them; given up {db['given_up_after_s']:.1f} s after it died.",
         f"It stays down until something changes, or until a person has mended it and says `guestward rearm {DB.vmid}`.\n",
         f" agent  Sweeps: {sum(seen.values())}, of which {seen['complete']} saw everything.",
-        f"Requests to PVE: {agent['requests']}, of which {done} changed something. Lines logged: {agent['log_lines']}.",
+        f"Requests to PVE: {agent['requests']}, of which {done} changed something; changes by the root helper: {agent['by_helper']}.",
+        f"Lines logged: {agent['log_lines']}.",
     )
     return " ".join(facts)
 
@@ -502,6 +568,7 @@ class Views:
 
     status: str
     explain: str
+    locks: str
     metrics: list[str]
 
 
@@ -511,11 +578,12 @@ def _views(stage: Stage) -> Views:
         f'guestward_guest_up{{id="{LAB.id}"',
         f'guestward_guest_up{{id="{DB.id}"',
         f'guestward_start_attempts_total{{id="{WEB.id}",outcome="started"',
+        f'guestward_guest_up{{id="{SHOP.id}"',
         f'guestward_start_attempts_total{{id="{DB.id}",outcome="failed"',
         f'guestward_guest_given_up{{id="{DB.id}"',
     )
     lines = [line for line in stage.agent.metrics() if line.startswith(wanted)]
-    return Views(stage.agent.ask("status"), stage.agent.ask("explain", str(DB.vmid)), lines)
+    return Views(stage.agent.ask("status"), stage.agent.ask("explain", str(DB.vmid)), stage.locks, lines)
 
 
 # ------------------------------------------------------------------ the whole
@@ -536,7 +604,8 @@ Proxmox VE (PVE) runs containers and virtual machines, its guests. This host is 
 {guests}
 
 Shortened here: the agent looks at all guests (a sweep) every {pace.interval:g} s, on a real host every {_span(REAL.interval)}; it looks \
-twice before it starts a guest, {pace.confirm:g} s apart ({_span(REAL.confirm)}); it waits {waits} s after failed attempts ({real}).
+twice before it starts a guest, {pace.confirm:g} s apart ({_span(REAL.confirm)}), and before it \
+clears a lock, {pace.lock_confirm:g} s apart ({_span(REAL_LOCKS.confirm)}); it waits {waits} s after failed attempts ({real}).
 In the time line `host` is what happens in that world, and `agent` is the agent's own log: event, guest, message. Times are in seconds.
 While this runs, its metrics are at http://127.0.0.1:{port}/metrics"""
 
@@ -557,6 +626,8 @@ ca_file = "{host.ca_file}"
 interval = "{pace.interval:g}s"
 confirm = "{pace.confirm:g}s"
 backoff = [{backoff}]
+[locks]
+confirm = "{pace.lock_confirm:g}s"
 [metrics]
 listen = "127.0.0.1:{port}"
 [state]
@@ -565,6 +636,12 @@ dir = "{state}"
 root = "{host.root}"
 """)
     return file
+
+
+def _short_folder() -> str:
+    """Where temporary files go, unless the path of the helper's socket were too long there."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= LONGEST_FOLDER else "/tmp"
 
 
 def _free_port() -> int:
@@ -597,7 +674,7 @@ def _signals_to(inbox: Inbox) -> Iterator[None]:
 
 
 def _play_all(stage: Stage) -> tuple[Evidence, Views]:
-    for act in (_opening, _backup_incident, _left_alone, _given_up):
+    for act in (_opening, _backup_incident, _dead_backup, _left_alone, _given_up):
         act(stage)
     views = _views(stage)
     sweeps = {result: stage.agent.sweeps(result) for result in ("complete", "incomplete", "aborted")}
@@ -605,7 +682,9 @@ def _play_all(stage: Stage) -> tuple[Evidence, Views]:
     code = stage.end_agent()
     host = stage.host
     running = frozenset(cast.vmid for cast in CAST if host.guest(cast.vmid)["status"] == "running")
-    return Evidence(stage.records, stage.moments, host.effects(), running, sweeps, len(host.requests_seen()), code), views
+    return Evidence(
+        stage.records, stage.moments, host.effects(), host.programs_run(), running, sweeps, len(host.requests_seen()), code
+    ), views
 
 
 def say_outcome(printer: Printer, seen: Evidence, views: Views, port: int) -> int:
@@ -619,6 +698,7 @@ def say_outcome(printer: Printer, seen: Evidence, views: Views, port: int) -> in
         (
             f"\nWhat was promised, and whether it happened\n{verdict}",
             f"Measured in this run\n{in_words(found)}",
+            f"`guestward locks` said, while the tar of the dead backup was at work\n{textwrap.indent(views.locks, '  ')}",
             f"`guestward status` said, before the agent ended\n{textwrap.indent(views.status, '  ')}",
             f"`guestward explain {DB.vmid}` (why is db down?) said\n{textwrap.indent(views.explain, '  ')}",
             f"{address} said, among others\n{textwrap.indent(chr(10).join(views.metrics), '  ')}",
@@ -640,7 +720,7 @@ def play(output: str, pace: Pace | None = None) -> int:
             stack.enter_context(_signals_to(inbox))
             make_host = _stand_in()
             become_service_user()  # as the agent will: the folder must be one that it can read
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guestward-demo-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guestward-demo-", dir=_short_folder())))
             host = stack.enter_context(make_host(folder / "host"))
             for cast in CAST:
                 host.add_guest(cast.vmid, cast.kind, name=cast.name, onboot=cast.onboot, start=[cast.start])

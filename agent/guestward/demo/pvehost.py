@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from ._api import StandIn
+from ._helper import LOG, HelperSocket, Programs
 from ._state import Fault, Guest, Task, Value, new_config
 from ._world import BAND, World
 
@@ -74,26 +76,37 @@ class PveHost:
         except BaseException:
             self._end()
             raise
-        self.token_file.parent.mkdir(parents=True, exist_ok=True)
-        self.token_file.touch(0o640)
-        self.token_file.chmod(0o640)
-        self.token_file.write_text(self.token_secret + "\n")
+        folder = self.token_file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # as the file below: the root helper trusts what nobody else can write
+        self._put(self.token_file, self.token_secret + "\n")
+        self._put(folder / "guestward.toml", f'[pve]\ntoken_id = "{self.token_id}"\n\n[scope]\npools = ["{self.pool}"]\n')
+        self._helper.open()
         return self
+
+    def _put(self, file: Path, text: str) -> None:
+        file.touch(0o640)
+        file.chmod(0o640)
+        file.write_text(text)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop serving; the tree stays."""
+        self._helper.end()
         self._wait(self._close)
         self._end()
 
     def _create(self, version: str, key_usage: bool, auth_delay: float, stats_lag: float) -> None:
         self._world = World(self.root, node=self.node, pool=self.pool, token_id=self.token_id, key_usage=key_usage, stats_lag=stats_lag)
         self._api = StandIn(self._world, token_secret=self.token_secret, version=version, auth_delay=auth_delay)
+        self._programs = Programs(self._world)
+        self._helper = HelperSocket(self.root)
 
     async def _serve(self) -> None:
         # PVE's proxy drops an idle connection after 5 s (facts I).
         self._runner = web.AppRunner(self._api.app(), access_log=None, keepalive_timeout=5, shutdown_timeout=0.1)
         await self._runner.setup()
         await self._listen()
+        await self._programs.serve()
 
     async def _listen(self) -> None:
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._world.authority.context, reuse_address=True)
@@ -104,6 +117,7 @@ class PveHost:
     async def _close(self) -> None:
         self._api.unhang.set()
         self._world.close()
+        self._programs.close()
         await self._runner.cleanup()
         await asyncio.sleep(0)
 
@@ -179,6 +193,15 @@ class PveHost:
     def effects(self) -> list[tuple[str, int]]:
         """What the token did through the API: start stop shutdown reboot reset destroy, and the VMID; once PVE accepted it."""
         return self._do(lambda: list(self._api.effects))
+
+    def programs_run(self) -> list[str]:
+        """What the root helper ran of PVE's programs, as command lines."""
+        return self._do(lambda: list(self._programs.ran))
+
+    def helper_log(self) -> list[dict[str, Any]]:
+        """What the root helper logged."""
+        log = self.root / LOG
+        return [json.loads(line[3:]) for line in log.read_text().splitlines()] if log.exists() else []
 
     def guest(self, vmid: int) -> dict[str, Any]:
         """What the host itself knows of a guest: status, qmpstatus, lock, pid, node, attempts, snapshots, config."""
@@ -393,6 +416,31 @@ class PveHost:
     def backup_kill(self, archive_seconds: float = 0) -> None:
         """kill -9 of the worker; the archive processes live on for a while."""
         self._wait(self._world.backups.kill, archive_seconds)
+
+    def archives_end(self) -> None:
+        """All archive processes of killed backups end."""
+        self._do(self._world.backups.archives.clear)
+
+    # ---------------------------------------------------------- root helper
+
+    def helper(self, up: bool) -> None:
+        """Whether its socket is there."""
+        if up:
+            self._helper.open()
+        else:
+            self._helper.close()
+
+    def helper_slow(self, seconds: float) -> None:
+        """Each request is served only after so long."""
+        self._helper.delay = seconds
+
+    def program_fails(self, verb: str, text: str) -> None:
+        """PVE's next `unlock` or `delsnapshot` fails with this text; a deletion leaves its lock, as PVE's does."""
+        self._do(lambda: self._programs.failures.setdefault(verb, []).append(text))
+
+    def snapshot_deletion(self, seconds: float) -> None:
+        """How long the deletion of a snapshot takes."""
+        self._do(setattr, self._world, "delete_takes", seconds)
 
     # ------------------------------------------------------------------ host
 

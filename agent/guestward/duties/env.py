@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from guestward.config import Config
 from guestward.model.events import Notice
-from guestward.ports import Board, Clock, GuestLabel, HostWitness, Journal, Pve, Store
+from guestward.ports import Board, Clock, GuestLabel, Helper, HostWitness, Journal, Pve, Store
 
 
 @dataclass(slots=True)
@@ -20,6 +20,7 @@ class Env:
     store: Store
     journal: Journal
     config: Config
+    helper: Helper
 
     def tell(self, notices: tuple[Notice, ...]) -> None:
         """Log what a decision wants told."""

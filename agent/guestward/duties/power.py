@@ -113,7 +113,8 @@ class PowerWatch:
             self.state.node = replace(node, offsets=(*node.offsets, offset)[-MOST_OFFSETS:])
 
     def _rearm_requests(self) -> None:
-        for vmid in self.env.store.take_rearms():
+        self.state.rearmed = self.env.store.take_rearms()
+        for vmid in self.state.rearmed:
             for memory in [m for m in self.state.memories.values() if m.id.vmid == vmid]:
                 self.state.take(recall.rearmed_by_operator(memory))
 

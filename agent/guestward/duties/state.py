@@ -11,6 +11,7 @@ from guestward.duties.quiet import Quiet
 from guestward.duties.telling import Teller
 from guestward.model.decision import Closure, Decision, Gate, GateReason, Guard
 from guestward.model.guest import GuestId
+from guestward.model.locks import LockDecision
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import Observation
 from guestward.model.reading import Unreadable
@@ -46,6 +47,10 @@ class WatchState:
     ended: bool = False
     holds_unknown: str = ""
     board: Board | None = None
+    lasting: Holds = field(default_factory=dict)
+    rearmed: tuple[int, ...] = ()
+    lock_decisions: tuple[LockDecision, ...] = ()
+    recovering: frozenset[GuestId] = frozenset()
     _saved: dict[GuestId, GuestMemory] = field(init=False)
     _rows: tuple[Row, ...] | None = None
 
@@ -89,6 +94,7 @@ class WatchState:
         if ended:
             self.env.store.drop_holds(ended)
         self.teller.hold(lasting)
+        self.lasting = lasting
         return lasting
 
     def judge_gate(self, seen: Observation, holds: Holds) -> Gate:
@@ -101,7 +107,14 @@ class WatchState:
 
     def case(self, seen: Observation, id: GuestId, holds: Holds) -> Case:
         """All that the guards ask about one guest."""
-        return Case(seen, seen.guests[id], self._memories[id], self.rules, self.gate, holds.get(id.vmid))
+        return Case(seen, seen.guests[id], self._memories[id], self.rules, self.gate, holds.get(id.vmid), id in self.recovering)
+
+    def recovers(self, ids: Iterable[GuestId]) -> None:
+        """From now on lock recovery is at work on these guests and on no others: they are not started meanwhile."""
+        now = frozenset(ids)
+        for id in now ^ self.recovering:
+            self._changed(id)
+        self.recovering = now
 
     def take(self, recalled: recall.Recalled) -> None:
         """Remember, and tell what is new."""
@@ -181,6 +194,7 @@ class WatchState:
             lost=tuple(sorted(str(grant) for grant in self.teller.lost)),
             required=rights.in_words(self.env.config.scope.pools, self.env.pve.node),
             ended=self.ended,
+            locks=self.lock_decisions,
         )
 
     def _all_rows(self, obs: Observation) -> tuple[Row, ...]:

@@ -94,6 +94,25 @@ class Event:
     BACKUP_WAIT_LONG = _kind(
         "backup_wait_long", _W, "evidence waited_s", "The guest has waited for a backup for longer than `backup_wait_warn`.", guest=True
     )
+    LOCK_STALE = _kind(
+        "lock_stale", _W, "lock evidence", "A lock, or a snapshot of vzdump, that provably nobody owns; with what proves it.", guest=True
+    )
+    UNLOCKED = _kind("unlocked", _I, "lock reason", "The stale lock is gone: seen after the helper was asked to clear it.", guest=True)
+    SNAPSHOT_DELETED = _kind(
+        "snapshot_deleted", _I, "reason", "The dangling snapshot of vzdump is gone: seen after the delete.", guest=True
+    )
+    LOCK_STEP_FAILED = _kind(
+        "lock_step_failed",
+        _E,
+        "step reason attempt of",
+        "A step of lock recovery failed; it is tried again so often, later, and the guest is started if it can run without it.",
+        guest=True,
+    )
+    LOCK_OLD = _kind(
+        "lock_old", _W, "lock age_s evidence", "A lock is older than `[locks] warn_after`; whose it is, as far as known.", guest=True
+    )
+    HELPER_FAILED = _kind("helper_failed", _E, "reason", "The root helper cannot be asked; locks stay as they are until it can.")
+    HELPER_RESTORED = _kind("helper_restored", _I, "", "The root helper answers again.")
     GRANT_LOST = _kind("grant_lost", _E, "path privilege", "The token lost a privilege that it needs.")
     GRANT_RESTORED = _kind("grant_restored", _I, "path privilege", "The privilege is back.")
     STORE_FAILED = _kind(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from guestward.model.decision import Guard, Outcome
 from guestward.model.guest import GuestId
+from guestward.model.locks import LockMemory
 from guestward.model.task import Upid
 
 
@@ -132,7 +133,7 @@ class NodeMemory:
     """What is remembered of the node.
 
     boot_id: the boot in which all times are, in seconds since its start. watched: guests were seen in this boot. looked_at: when, last.
-    offsets: every value that wall clock less boot clock has had.
+    offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests.
     """
 
     boot_id: str = ""
@@ -141,3 +142,4 @@ class NodeMemory:
     offsets: tuple[float, ...] = ()
     sweeps: int = 0
     mass_stop_until: float | None = None
+    locks: tuple[LockMemory, ...] = ()

@@ -27,6 +27,9 @@ class Rules:
     operator_stop_holds: bool
     backup_wait_warn: float
     mass_stop: int
+    lock_recovery: bool
+    lock_confirm: float
+    lock_warn_after: float
 
     def in_scratch_band(self, vmid: int) -> bool:
         """Whether no duty may ever start that guest."""

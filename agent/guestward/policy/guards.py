@@ -19,7 +19,10 @@ Answer = tuple[bool, str]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One guest and all that is known of it. hold: the operator's hold on it with the seconds that it still lasts."""
+    """One guest and all that is known of it. hold: the operator's hold on it with the seconds that it still lasts.
+
+    recovering: whether lock recovery has asked the helper for something and does not know yet what came of it.
+    """
 
     obs: Observation
     guest: ListedGuest
@@ -27,6 +30,7 @@ class Case:
     rules: Rules
     gate: Gate
     hold: tuple[Hold, float] | None = None
+    recovering: bool = False
 
     @property
     def config(self) -> GuestConfig | Unreadable | None:
@@ -139,6 +143,8 @@ def _ha(case: Case) -> Answer:
 def _locked(case: Case) -> Answer:
     config_lock = case.config.lock if isinstance(case.config, GuestConfig) else None
     lock = case.guest.lock or config_lock
+    if lock is None and case.recovering:  # its deletion locks it in a moment, and a start would fail
+        return True, "lock recovery is at work: the snapshot that vzdump left is being deleted"
     return lock is not None, f"lock {lock}" if lock else "no lock"
 
 

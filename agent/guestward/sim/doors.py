@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from guestward.model.decision import Guard
 from guestward.model.events import EventKind, Level
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
+from guestward.model.locks import LockWitnesses
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, Member, Resources, StorageState
 from guestward.model.reading import Reading, Unreadable
@@ -330,6 +331,10 @@ class SimPve:
         qmp = None if guest.kind is GuestKind.LXC else found.qmp if found.running else "stopped"
         return LiveStatus(listed.running, listed.pid, int(listed.uptime(self.world.boottime)), listed.lock, qmp, found.managed)
 
+    def snapshots(self, guest: GuestId, *, deadline: float) -> Mapping[str, str]:
+        """The snapshots of one guest, with their states."""
+        return self._ask("GET", f"{self._path(guest)}/snapshot", deadline, lambda: dict(self._find(guest, "VM.Audit").snapshots))
+
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """The status of one task."""
         return self._ask("GET", f"/nodes/{self.node}/tasks/{upid}/status", deadline, lambda: self._task(upid))
@@ -418,6 +423,12 @@ class SimWitness:
             live_upid=self._read("pidfile", upid),
             archives=self._read("archives", frozenset(self.world.vzdump.archives)),
         )
+
+    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
+        """When the guests' files were last written, and what the pid file was left with."""
+        world, job = self.world, self.world.vzdump.running
+        written = {id: world.guests[id.vmid].written for id in guests if id.vmid in world.guests}
+        return LockWitnesses(written, self._read("pidfile", job.task.upid if job is not None else world.vzdump.stale))
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Frozen containers."""

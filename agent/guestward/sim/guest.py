@@ -11,7 +11,7 @@ from guestward.config import duration
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest
 
 # What is written in the configuration file; a change of any of these changes the file.
-_IN_FILE = frozenset({"name", "onboot", "lock", "template", "startup", "storages", "tags", "protection", "snapshots", "identity", "note"})
+IN_FILE = frozenset({"name", "onboot", "lock", "template", "startup", "storages", "tags", "protection", "snapshots", "identity", "note"})
 _PLAIN_STARTS = ("ok", "ok: stays stopped", "hang", "lost before", "lost after")
 
 
@@ -20,8 +20,9 @@ class SimGuest:
     """A guest. ha: state as HA knows it, in a tuple because it may be None; None is not managed.
 
     snapshots: name -> snapstate, "" for a whole one. start: what each start by the agent does, the last repeats. changed: called after
-    each change, with the name of what changed. shown: what `/cluster/resources` still shows, and until which broadcast. passing: what PVE's
-    live views show for a moment while it goes down or fails to start: `reset` (status 500), `no pid` or `starting` (runs, without a pid).
+    each change, with the name of what changed. written: when its file was, in seconds since the epoch. shown: what `/cluster/resources`
+    still shows, and until which broadcast. passing: what PVE's live views show for a moment while it goes down or fails to start: `reset`
+    (status 500), `no pid` or `starting` (runs, without a pid).
     """
 
     id: GuestId
@@ -52,6 +53,7 @@ class SimGuest:
     started: int = 0
     note: str = ""
     edits: int = 0
+    written: float = 0.0
     only_lock: bool = False
     listed: ListedGuest | None = None
     parsed: GuestConfig | None = None
@@ -59,7 +61,7 @@ class SimGuest:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Everything that was derived from the old value is derived anew."""
-        if name in ("listed", "parsed", "shown", "edits"):
+        if name in ("listed", "parsed", "shown", "edits", "written"):
             object.__setattr__(self, name, value)
             return
         told = hasattr(self, "parsed") and getattr(self, name) != value
@@ -68,7 +70,7 @@ class SimGuest:
         object.__setattr__(self, name, value)
         if told:
             object.__setattr__(self, "listed", None)
-            if name in _IN_FILE:
+            if name in IN_FILE:
                 object.__setattr__(self, "parsed", None)
                 object.__setattr__(self, "edits", self.edits + 1)
 

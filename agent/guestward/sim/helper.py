@@ -1,4 +1,4 @@
-"""The root helper of a simulated host: four verbs, each with every refusal that the real one owes (DESIGN.md, Processes and rights)."""
+"""The root helper of a simulated host, with the refusals that the real one owes (DESIGN.md, Processes and rights)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from guestward.model.guest import GuestId, GuestKind
-from guestward.ports import HelperAnswer, HelperLost, HelperUnreachable
+from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
+from guestward.ports import HelperLost, HelperUnreachable
 from guestward.sim.guest import SimGuest
+from guestward.sim.tasks import SimTask
 
 if TYPE_CHECKING:
     from guestward.sim.doors import Life
     from guestward.sim.world import World
 
-SNAPSHOT = "vzdump"
-STATE_OF_LOCK = {"snapshot": "prepare", "snapshot-delete": "delete"}
+LONGEST = {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}  # seconds that the agent waits for an answer
+DELETE_TAKES = 3.0
+DELETED_IN = 0.1  # fine grained, as recorded of a small container (timelines 6c)
+PHASES = {"booting": HelperCode.BOOTING, "stopping": HelperCode.STOPPING}
 
 
 @dataclass(slots=True)
 class HelperState:
-    """What is the matter with the helper. delay: seconds that an answer takes, infinite when none comes."""
+    """What is the matter with the helper. delay: seconds that an answer takes, infinite when none comes. lies: it says ok to anything."""
 
     is_down: bool = False
     delay: float = 0.0
+    lies: bool = False
 
     def down(self) -> None:
         """Its socket does not answer."""
@@ -32,10 +37,10 @@ class HelperState:
 
     def up(self) -> None:
         """It works again."""
-        self.is_down, self.delay = False, 0.0
+        self.is_down, self.delay, self.lies = False, 0.0, False
 
     def slow(self, seconds: float) -> None:
-        """It takes that long."""
+        """It takes that long to answer."""
         self.delay = seconds
 
     def hang(self) -> None:
@@ -44,129 +49,141 @@ class HelperState:
 
 
 @dataclass(slots=True)
+class SimCall:
+    """One request under way. at: virtual second at which its answer is there. until: at which nobody waits for it any more."""
+
+    world: World
+    answered: Answer | None
+    at: float
+    until: float
+
+    def answer(self) -> Answer | None:
+        """See `ports.HelperCall`."""
+        if self.answered is not None and self.world.now >= self.at:
+            return self.answered
+        if self.world.now >= self.until:
+            raise HelperLost("the helper did not answer in time")
+        return None
+
+
+@dataclass(slots=True)
 class SimHelper:
-    """`ports.Helper` on a world. pools, band: from its own root-owned configuration. timeout: seconds that the agent waits for it."""
+    """`ports.Helper` on a world. pools, band, exclude: from its own root-owned configuration."""
 
     world: World
     life: Life
     pools: tuple[str, ...]
     band: range
-    timeout: float = 30.0
+    exclude: frozenset[int] = frozenset()
 
-    def unlock(self, guest: GuestId, expect: str) -> HelperAnswer:
-        """Clear one lock, if it is the expected one and nobody's."""
-        return self._ask("unlock", guest.vmid, lambda: self._unlock(guest, expect))
-
-    def delete_snapshot(self, vmid: int) -> HelperAnswer:
-        """Delete a container's dangling snapshot, exactly `vzdump`."""
-        return self._ask("delete-snapshot", vmid, lambda: self._delete_snapshot(vmid))
-
-    def release_scratch(self, vmid: int) -> HelperAnswer:
-        """Clear `create` or `destroyed`, inside the band only."""
-        return self._ask("release-scratch", vmid, lambda: self._release(vmid))
-
-    def regrant(self) -> HelperAnswer:
-        """Put back what is missing of the band's entries, for user and token."""
-        return self._ask("regrant", None, self._regrant)
-
-    def _ask(self, verb: str, vmid: int | None, act: Callable[[], HelperAnswer]) -> HelperAnswer:
-        """One request, one short-lived process; it acts when it is asked and answers when it is done."""
-        state = self.world.helper
+    def ask(self, request: Request) -> SimCall:
+        """One request, one short-lived process."""
+        world, state = self.world, self.world.helper
         if state.is_down:
-            raise HelperUnreachable(f"{verb}: the helper's socket does not answer; `systemctl status guestward-helper.socket`")
-        lost = state.delay > self.timeout
-        if lost and math.isinf(state.delay):
-            self._effect(verb, vmid, "lost")
-            self._pass(self.timeout)
-            raise HelperLost(f"{verb}: no answer within {self.timeout:.0f} s")
-        ordered = self.world.take_failure(verb)
-        answer = HelperAnswer(False, "failed", ordered) if ordered is not None else act()
-        result = "lost" if lost else "ok" if answer.ok else "failed" if answer.code == "failed" else "refused"
-        self._effect(verb, vmid, result)
-        self._pass(min(state.delay, self.timeout))
-        if lost:
-            raise HelperLost(f"{verb}: no answer within {self.timeout:.0f} s")
-        return answer
+            raise HelperUnreachable("its socket does not answer; `systemctl status guestward-helper.socket`")
+        until = world.now + LONGEST[request.verb]
+        if math.isinf(state.delay):
+            self._effect(request, "lost")
+            return SimCall(world, None, math.inf, until)
+        if state.lies:
+            self._effect(request, "refused")
+            return SimCall(world, Answer(HelperCode.OK, "done"), world.now, until)
+        call = SimCall(world, None, world.now + state.delay, until)
+        try:
+            Request.decode(request.encode())
+        except ValueError as error:
+            call.answered = Answer(HelperCode.BAD_REQUEST, str(error))
+            self._effect(request, "refused")
+            return call
+        act: Callable[[Request, SimCall], str] = {Verb.UNLOCK: self._unlock, Verb.DELETE_SNAPSHOT: self._delete}[request.verb]
+        result = act(request, call)
+        self._effect(request, "lost" if state.delay > LONGEST[request.verb] else result)
+        return call
 
-    def _effect(self, verb: str, vmid: int | None, result: str) -> None:
-        self.world.effect("helper", verb, vmid, result)
+    def _effect(self, request: Request, result: str) -> None:
+        self.world.effect("helper", request.verb.value, request.vmid, result)
         self.life.check()
 
-    def _pass(self, seconds: float) -> None:
-        if seconds:
-            self.world.advance(seconds)
-            self.life.check()
-
-    def _host_refuses(self) -> HelperAnswer | None:
-        world = self.world
-        if not world.quorate:
-            return _refused("no_quorum", "the cluster has no quorum")
-        if world.phases.phase != "up":
-            return _refused("host_" + world.phases.phase, f"the host is {world.phases.phase}")
-        return None
-
-    def _unlock(self, guest: GuestId, expect: str) -> HelperAnswer:
-        """Boot is over, the flock is free, no worker lives, and the lock is the expected one; then whatever is there is cleared."""
+    def _unlock(self, request: Request, call: SimCall) -> str:
+        guest = GuestId(request.kind or GuestKind.LXC, request.vmid or 0)
         found = self.world.guests.get(guest.vmid)
-        refused = self._host_refuses() or self._not_ours(found, guest) or self._not_stale(found, expect)
-        if refused is not None or found is None:
-            return refused or _refused("no_guest", f"there is no {guest}")
+        refused = self._not_ready() or self._not_ours(found, guest) or self._not_stale(found, request.expect or "")
+        ordered = self.world.take_failure("unlock") if refused is None else None
+        if refused is not None or ordered is not None or found is None:
+            call.answered = refused or Answer(HelperCode.FAILED, f"{guest}: {ordered}")
+            return "failed" if refused is None else "refused"
         found.lock = None
-        return HelperAnswer(True, "ok", f"{guest}: lock {expect} cleared")
+        call.answered = Answer(HelperCode.OK, f"{guest}: lock {request.expect} cleared")
+        return "ok"
 
-    def _not_ours(self, found: SimGuest | None, guest: GuestId) -> HelperAnswer | None:
-        if found is None or found.id != guest or not self.world.is_here(found):
-            return _refused("no_guest", f"there is no {guest} on this node")
+    def _delete(self, request: Request, call: SimCall) -> str:
+        """`pct delsnapshot`: a task of its own, a lock of its own; a storage that fails leaves both lock and section (C39)."""
+        guest = GuestId(GuestKind.LXC, request.vmid or 0)
+        found = self.world.guests.get(guest.vmid)
+        refused = self._not_ready() or self._not_ours(found, guest) or self._no_snapshot(found)
+        if refused is not None or found is None:
+            call.answered = refused or Answer(HelperCode.NO_GUEST, f"there is no {guest}")
+            return "refused"
+        ordered = self.world.take_failure("delete-snapshot")
+        task = self.world.task("vzdelsnapshot", str(guest.vmid), "root@pam")
+        found.lock, found.snapshots = "snapshot-delete", {**found.snapshots, SNAPSHOT: "delete"}
+        takes = DELETED_IN if self.world.fine_grained else DELETE_TAKES
+        call.at += takes
+        self.world.later(takes, lambda: self._deleted(found, task, call, ordered))
+        return "ok" if ordered is None else "failed"
+
+    def _deleted(self, guest: SimGuest, task: SimTask, call: SimCall, ordered: str | None) -> None:
+        if task.said is not None:  # the host went down meanwhile
+            return
+        self.world.end_task(task, ordered or "OK")
+        if ordered is not None:
+            call.answered = Answer(HelperCode.FAILED, f"{guest.id}: {ordered}; the lock snapshot-delete is there now")
+            return
+        guest.lock, guest.snapshots = None, {name: state for name, state in guest.snapshots.items() if name != SNAPSHOT}
+        call.answered = Answer(HelperCode.OK, f"{guest.id}: snapshot {SNAPSHOT} deleted")
+
+    # ------------------------------------------------------------------------------------------------ refusals
+
+    def _not_ready(self) -> Answer | None:
+        if self.world.phases.phase in PHASES:
+            return Answer(PHASES[self.world.phases.phase], f"the host is {self.world.phases.phase}")
+        return None if self.world.quorate else Answer(HelperCode.NO_QUORUM, "the cluster has no quorum")
+
+    def _not_ours(self, found: SimGuest | None, guest: GuestId) -> Answer | None:
         if guest.vmid in self.band:
-            return _refused("scratch_band", f"{guest} is in the scratch band")
-        if found.pool not in self.pools:
-            return _refused("not_owned", f"{guest} is in none of our pools")
-        return None
+            return Answer(HelperCode.SCRATCH_BAND, f"{guest} is in the scratch band")
+        if guest.vmid in self.exclude:
+            return Answer(HelperCode.EXCLUDED, f"{guest} is excluded")
+        if found is None or not self.world.is_here(found):
+            return Answer(HelperCode.NO_GUEST, f"there is no {guest} on this node")
+        if found.id != guest:
+            return Answer(HelperCode.WRONG_KIND, f"{guest.vmid} is {found.id}")
+        return None if found.pool in self.pools else Answer(HelperCode.NOT_OWNED, f"{guest} is in none of our pools")
 
-    def _not_stale(self, found: SimGuest | None, expect: str) -> HelperAnswer | None:
+    def _at_work(self, vmid: int) -> Answer | None:
         if self.world.vzdump.running is not None:
-            return _refused("backup_running", "vzdump holds its lock")
-        if found is None or found.lock != expect:
-            return _refused("lock_changed", f"the lock is {found.lock if found is not None else None}, not {expect}")
-        if expect == "backup":
-            return None
-        wanted = STATE_OF_LOCK.get(expect)
-        if wanted is None or found.id.kind is not GuestKind.LXC or found.snapshots.get(SNAPSHOT) != wanted:
-            return _refused("lock_kind", f"a lock `{expect}` is nobody's business here")
+            return Answer(HelperCode.BUSY, "somebody holds the flock on /run/vzdump.lock")
+        if vmid in self.world.vzdump.archives:
+            return Answer(HelperCode.BACKUP_RUNNING, f"an archive process of {vmid} is alive")
+        if any(task.upid.id == str(vmid) for task in self.world.tasks):
+            return Answer(HelperCode.TASK_RUNNING, f"a task for {vmid} is running")
         return None
 
-    def _delete_snapshot(self, vmid: int) -> HelperAnswer:
-        """While the guest is locked PVE refuses (timelines 6: `CT is locked`)."""
-        found = self.world.guests.get(vmid)
-        refused = self._host_refuses() or self._not_ours(found, GuestId(GuestKind.LXC, vmid))
-        if refused is not None or found is None:
-            return refused or _refused("no_guest", f"there is no lxc/{vmid}")
+    def _not_stale(self, found: SimGuest | None, expect: str) -> Answer | None:
+        if found is None:
+            return None
+        at_work = self._at_work(found.id.vmid)
+        if at_work is not None or found.lock != expect:
+            return at_work or Answer(HelperCode.LOCK_CHANGED, f"the lock is {found.lock}, not {expect}")
+        if expect in STATE_OF_LOCK and (found.id.kind is not GuestKind.LXC or found.snapshots.get(SNAPSHOT) != STATE_OF_LOCK[expect]):
+            return Answer(HelperCode.LOCK_KIND, f"the lock {expect} is not vzdump's")
+        return None
+
+    def _no_snapshot(self, found: SimGuest | None) -> Answer | None:
+        if found is None:
+            return None
         if found.lock is not None:
-            return HelperAnswer(False, "failed", f"CT is locked ({found.lock})")
+            return Answer(HelperCode.LOCKED, f"{found.id} has the lock {found.lock}")
         if SNAPSHOT not in found.snapshots:
-            return _refused("no_snapshot", f"lxc/{vmid} has no snapshot {SNAPSHOT}")
-        found.snapshots = {name: state for name, state in found.snapshots.items() if name != SNAPSHOT}
-        return HelperAnswer(True, "ok", f"lxc/{vmid}: snapshot {SNAPSHOT} deleted")
-
-    def _release(self, vmid: int) -> HelperAnswer:
-        found = self.world.guests.get(vmid)
-        refused = self._host_refuses()
-        if refused is not None:
-            return refused
-        if vmid not in self.band:
-            return _refused("not_scratch", f"{vmid} is outside the scratch band")
-        if found is None or not self.world.is_here(found) or found.lock not in ("create", "destroyed"):
-            return _refused("lock_changed", f"{vmid} has no lock `create` or `destroyed`")
-        found.lock = None
-        return HelperAnswer(True, "ok", f"{found.id}: released")
-
-    def _regrant(self) -> HelperAnswer:
-        """Refused at once without quorum; otherwise each missing entry of the band is put back (pve-facts E5)."""
-        if not self.world.quorate:
-            return _refused("no_quorum", "the cluster has no quorum")
-        self.world.grant_band(self.band)
-        return HelperAnswer(True, "ok", "the band's grants are complete")
-
-
-def _refused(code: str, message: str) -> HelperAnswer:
-    return HelperAnswer(False, code, message)
+            return Answer(HelperCode.NO_SNAPSHOT, f"{found.id} has no snapshot {SNAPSHOT}")
+        return self._at_work(found.id.vmid)

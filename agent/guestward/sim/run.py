@@ -10,11 +10,12 @@ from typing import Any
 
 from guestward import __version__
 from guestward.config import Config, parse
+from guestward.duties.agent import Agent
 from guestward.duties.env import Env, Report
-from guestward.duties.power import PowerWatch
 from guestward.model.events import Event
 from guestward.model.memory import Hold
 from guestward.sim.doors import AgentGone, Life, SimClock, SimJournal, SimPve, SimStore, SimWitness, Wire
+from guestward.sim.helper import SimHelper
 from guestward.sim.log import Effect, Entry, Logged, Violation
 from guestward.sim.monitors import standard_monitors
 from guestward.sim.monitors.base import BrokenError, Monitor
@@ -40,7 +41,7 @@ class Simulation:
     store: SimStore = field(default_factory=SimStore)
     journal: SimJournal = field(init=False)
     config: Config = field(init=False)
-    watch: PowerWatch | None = field(init=False, default=None)
+    watch: Agent | None = field(init=False, default=None)
     stream: list[Entry] = field(default_factory=list)
     monitors: Sequence[Monitor] = ()
     monitored: bool = True
@@ -75,8 +76,8 @@ class Simulation:
         clock = SimClock(world, self.life)
         self.due = {"sweep": clock.boottime()}
         self.started_at = world.now
-        env = Env(clock, self.pve, SimWitness(world), self.store, self.journal, self.config)
-        self.watch = PowerWatch(env if self.past is None else self.past.listens_to(env))
+        env = Env(clock, self.pve, SimWitness(world), self.store, self.journal, self.config, self._helper())
+        self.watch = Agent(env if self.past is None else self.past.listens_to(env))
         interval = self.config.watchdog.interval
         self.journal.emit(
             Event.DAEMON_STARTED,
@@ -89,6 +90,10 @@ class Simulation:
         if any(memory.in_flight is not None for memory in self.store.guest_memories.values()):
             self.due["follow"] = clock.boottime()
 
+    def _helper(self) -> SimHelper:
+        rules = self.config.rules()
+        return SimHelper(self.world, self.life, rules.pools, range(rules.scratch_first, rules.scratch_last + 1), rules.exclude)
+
     def kill(self) -> None:
         """The agent is gone, without a word; one that is gone already has nothing more to lose."""
         if self.watch is None:
@@ -100,7 +105,7 @@ class Simulation:
     def restart(self) -> None:
         """Stop it as systemd does, if it lives, and start it again."""
         if self.watch is not None:
-            in_flight = len(self.watch.starter.in_flight())
+            in_flight = len(self.watch.power.starter.in_flight())
             self.journal.emit(Event.DAEMON_STOPPING, message="asked to end", signal="SIGTERM", in_flight=in_flight)
             self.kill()
         self.start()
@@ -184,8 +189,8 @@ class Simulation:
 
     def _plan(self, report: Report) -> None:
         now = self.world.boottime
-        if report.confirm_at is not None and "confirm" not in self.due:
-            self.due["confirm"] = max(report.confirm_at, now)
+        if report.confirm_at is not None:
+            self.due["confirm"] = min(self.due.get("confirm", math.inf), max(report.confirm_at, now))
         if report.busy and "follow" not in self.due:
             self.due["follow"] = now + FOLLOW_EVERY
 

@@ -17,7 +17,7 @@ from guestward.model.observation import NodeNames
 from guestward.model.task import JIFFIES, Upid
 from guestward.sim.acl import Acl
 from guestward.sim.api import ApiState
-from guestward.sim.guest import SimGuest, traits
+from guestward.sim.guest import IN_FILE, SimGuest, traits
 from guestward.sim.helper import HelperState
 from guestward.sim.hostphase import STARTS_IN, UP, Phases
 from guestward.sim.log import Effect
@@ -181,7 +181,7 @@ class World:
         for key, value in values.items():
             setattr(guest, key, value)
         guest.pid = 10_000 + next(self._count)
-        guest.shown = (-1.0, "")
+        guest.shown, guest.written = (-1.0, ""), self.wall - 86400.0
         self.guests[vmid] = guest
         for storage in guest.storages:
             self.storages.setdefault(storage, True)
@@ -195,6 +195,8 @@ class World:
         self.touch()
         if what == "pool":
             self.touch("acl")
+        if what in IN_FILE:
+            guest.written = self.wall
         if what in ("running", "qmp"):
             self._remember_shown(guest)
 
@@ -256,7 +258,7 @@ class World:
     def _restored(self, guest: SimGuest, task: SimTask, *, killed: bool) -> None:
         if not killed:
             guest.lock, guest.only_lock = None, False
-        guest.edits += 1
+        guest.edits, guest.written = guest.edits + 1, self.wall
         self.end_task(task, "unexpected status" if killed else "OK")
 
     def set(self, vmid: int, key: str, value: object) -> None:

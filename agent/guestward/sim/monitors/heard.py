@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
+from guestward.model.locks import LockWitnesses
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
@@ -77,6 +78,10 @@ class HeardPve:
         """One status."""
         return self._ask("live", guest.vmid, lambda: self.inner.live(guest, deadline=deadline))
 
+    def snapshots(self, guest: GuestId, *, deadline: float) -> Mapping[str, str]:
+        """The snapshots of one guest."""
+        return self._ask("snapshots", guest.vmid, lambda: self.inner.snapshots(guest, deadline=deadline))
+
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """One task."""
         return self._ask("task", int(upid.id or 0), lambda: self.inner.task(upid, deadline=deadline))
@@ -102,6 +107,10 @@ class HeardHost:
         """flock, pid file, archive processes."""
         self.past.asked("backups", 0)
         return self.inner.backups()
+
+    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
+        """What tells who left locks."""
+        return self.inner.left_behind(guests)
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Frozen containers."""

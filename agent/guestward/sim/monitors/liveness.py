@@ -82,7 +82,7 @@ class StartedInTime(Watch):
         """Whether nothing is in anybody's way: host, API, witnesses, and other starts under way or waiting."""
         past = self.past
         watch = past.sim.watch
-        if past.trouble or watch is None or watch.starter.ending or past.snap.node.unreadable or past.snap.node.hidden:
+        if past.trouble or watch is None or watch.power.starter.ending or past.snap.node.unreadable or past.snap.node.hidden:
             return False
         if past.in_flight() or past.world.now - past.api_failed < 1 or truth.gate(past, past.snap) or past.lost():
             return False

@@ -124,7 +124,8 @@ class LockProven(Watch):
         if not self._trace(vmid):
             self.broken(f"{where}: no dead vzdump tells that the lock is of a backup")
         self.unlocked[vmid] = effect.t
-        self.deleted.discard(vmid)
+        if lock == "backup":  # what our own failed delete left is unlocked so that the start need not wait for tidiness (C39)
+            self.deleted.discard(vmid)
 
     def _trace(self, vmid: int) -> bool:
         """A vzdump that ended badly and covers it, or the pid file of one that died; a delete of ours that failed."""

@@ -1,0 +1,59 @@
+"""The agent: every duty in its turn, over one look at the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from guestward.duties.env import Env, Report
+from guestward.duties.locks import LockRecovery
+from guestward.duties.power import PowerWatch
+from guestward.duties.state import WatchState
+
+
+@dataclass(slots=True)
+class Agent:
+    """All duties of one node. `sweep`, `confirm` and `follow` are called from one thread, never at once."""
+
+    env: Env
+    power: PowerWatch = field(init=False)
+    locks: LockRecovery = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take up what the store remembers."""
+        self.power = PowerWatch(self.env)
+        self.locks = LockRecovery(self.power.state)
+        self._say_who_recovers()
+
+    @property
+    def state(self) -> WatchState:
+        """What is known of the node between two looks."""
+        return self.power.state
+
+    def sweep(self) -> Report:
+        """Look at everything, decide, tell, and begin what is due."""
+        return self._with_locks(self.power.sweep, self.locks.look)
+
+    def confirm(self) -> Report:
+        """The second look at guests that were seen stopped for the first time. It is no sweep and counts as none."""
+        return self._with_locks(self.power.confirm, self.locks.look)
+
+    def follow(self) -> Report:
+        """One step of everything that is under way."""
+        return self._with_locks(self.power.follow, self.locks.follow)
+
+    def end(self) -> None:
+        """Begin nothing more; may be called from another thread."""
+        self.power.end()
+
+    def _with_locks(self, watch: Callable[[], Report], recover: Callable[[], None]) -> Report:
+        report = watch()
+        recover()
+        self._say_who_recovers()
+        freed, self.locks.freed = self.locks.freed, False
+        now = self.env.clock.boottime()
+        again = now if freed else report.confirm_at  # whoever was unlocked is looked at now, not a minute later
+        return replace(report, board=self.state.board, confirm_at=again, busy=report.busy or self.locks.busy)
+
+    def _say_who_recovers(self) -> None:
+        self.state.recovers(memory.id for memory in self.locks.memories.values() if memory.asked)

@@ -1,0 +1,322 @@
+"""Lock recovery: what a dead vzdump left is cleared where that is provably right: unlock, delete its snapshot, and leave the start to the
+power watchdog. Each step is verified before the next one, and nothing waits for a step to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from guestward.duties.state import WatchState
+from guestward.model.events import Event
+from guestward.model.guest import GuestId, GuestKind
+from guestward.model.helper import SNAPSHOT, Answer, HelperCode, Request, Verb
+from guestward.model.locks import LockDecision, LockMemory, LockStep
+from guestward.model.observation import Observation
+from guestward.model.reading import Reading, Unreadable
+from guestward.model.task import Task
+from guestward.policy import locks
+from guestward.ports import HelperCall, HelperLost, HelperUnreachable, PveError
+
+READ_BUDGET = 20.0
+CHECKS_A_LOOK = 10  # containers whose snapshots are read at one look
+HELPER_AGAIN = 60.0  # seconds before a helper that cannot be asked is asked again
+# Answers that say that the world is another one than was seen: nothing failed, and it is looked at anew.
+CHANGED = frozenset(
+    {
+        *(HelperCode.BUSY, HelperCode.BACKUP_RUNNING, HelperCode.TASK_RUNNING, HelperCode.LOCK_CHANGED, HelperCode.LOCKED),
+        *(HelperCode.NO_GUEST, HelperCode.WRONG_KIND, HelperCode.NO_SNAPSHOT, HelperCode.SNAPSHOT_CHANGED, HelperCode.TOO_SLOW),
+        *(HelperCode.BOOTING, HelperCode.STOPPING, HelperCode.NO_QUORUM, HelperCode.NO_PMXCFS, HelperCode.NOT_OWNED),
+    }
+)
+
+
+@dataclass(slots=True)
+class LockRecovery:
+    """All locks of one node. `look` comes after each look of the watchdog, `follow` about once a second while it is `busy`.
+
+    owned: guests whose locks are ours to judge. to_check: containers whose snapshots are to be read; checked: with which stamp of their
+    file they were; left: those that have a snapshot of vzdump. known: guests seen at the last look, which was at `looked_at`. calls:
+    requests to the helper, under way. freed: somebody was unlocked, so that the watchdog should look.
+    """
+
+    state: WatchState
+    memories: dict[GuestId, LockMemory] = field(init=False)
+    boot_id: str = field(init=False)
+    looked_at: float | None = field(init=False)
+    known: frozenset[GuestId] = field(init=False)
+    places: tuple[object, ...] = ()
+    owned: tuple[GuestId, ...] = ()
+    to_check: list[GuestId] = field(default_factory=list)
+    checked: dict[GuestId, str] = field(default_factory=dict)
+    left: set[GuestId] = field(default_factory=set)
+    calls: dict[GuestId, HelperCall] = field(default_factory=dict)
+    helper_failing: bool = False
+    freed: bool = False
+
+    def __post_init__(self) -> None:
+        """Take up what is remembered. What came of a request that the helper got before this start is seen at the first look."""
+        state = self.state
+        self.memories = {memory.id: memory for memory in state.node.locks}
+        self.boot_id, self.looked_at = state.node.boot_id, state.node.looked_at
+        self.known = frozenset(memory.id for memory in state.memories.values() if memory.owned)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the helper is at work."""
+        return bool(self.calls)
+
+    # ------------------------------------------------------------------------------------------------ looking
+
+    def look(self) -> None:
+        """Judge every lock of owned guests by what the watchdog has just seen, and begin what is due."""
+        seen = self.state.obs
+        if seen is None or self.state.aborted:
+            return
+        self._new_boot()
+        self._find(seen)
+        self._resume(seen)
+        self._check_snapshots(seen)
+        asked = {memory.id for memory in self.memories.values() if memory.asked}
+        locked = [id for id in self.owned if seen.guests[id].lock is not None or id in self.left or id in asked]
+        if locked or self.memories or self.state.node.locks or self.state.lock_decisions:
+            self._note(seen, locked)
+            self._judge(seen)
+            self._keep()
+        self.known, self.looked_at = frozenset(self.owned), seen.at
+
+    def _new_boot(self) -> None:
+        """Times of an earlier boot mean nothing, and the node's memory has forgotten them, too."""
+        if self.boot_id == self.state.node.boot_id:
+            return
+        self.boot_id, self.looked_at, self.known, self.places = self.state.node.boot_id, None, frozenset(), ()
+        self.memories, self.checked, self.left = {}, {}, set()
+        self.calls.clear()
+
+    def _find(self, seen: Observation) -> None:
+        """Whose locks are ours to judge, and whose file has changed since its snapshots were read: PVE's own boot clears a lock and
+        leaves the snapshot (C36).
+        """
+        names, rules = seen.host.names, self.state.rules
+        places = (seen.guests, seen.members, names, rules)
+        if places == self.places:
+            return
+        self.places = places
+        ours = [id for id in seen.guests if id in seen.members and id.vmid not in rules.exclude]
+        self.owned = tuple(id for id in ours if not rules.in_scratch_band(id.vmid))
+        stamps = {} if isinstance(names, Unreadable) else names.here
+        free = [id for id in self.owned if id.kind is GuestKind.LXC and seen.guests[id].lock is None]
+        self.to_check = [id for id in free if id in stamps and self.checked.get(id) != stamps[id]]
+        self.left.intersection_update(self.owned)
+
+    def _check_snapshots(self, seen: Observation) -> None:
+        names = seen.host.names
+        if not self.to_check or isinstance(names, Unreadable) or not self.state.gate.open:
+            return
+        for id in self.to_check[:CHECKS_A_LOOK]:
+            found = self._snapshots(id)
+            self.to_check.remove(id)
+            if isinstance(found, Unreadable):
+                self.to_check.append(id)  # again after all others
+            else:
+                self.checked[id] = names.here.get(id, "")
+                (self.left.add if SNAPSHOT in found else self.left.discard)(id)
+
+    def _resume(self, seen: Observation) -> None:
+        """What the helper was asked before a restart of the agent: how it ended is seen now, unless it is still at work.
+
+        A delete that was not begun is asked for again before the watchdog starts the guest.
+        """
+        tasks = () if isinstance(seen.tasks, Unreadable) else seen.tasks
+        at_work = {task.upid.id for task in tasks if task.running}
+        for memory in [m for m in self.memories.values() if m.asked and m.id not in self.calls]:
+            if memory.id not in self.owned or str(memory.id.vmid) in at_work or isinstance(seen.tasks, Unreadable):
+                continue
+            if memory.step is LockStep.DELETE_SNAPSHOT and seen.guests[memory.id].lock is None and self._is_whole(memory.id):
+                self._delete_next(locks.looked_at_anew(memory))
+            else:
+                self._ended(memory, Answer(HelperCode.UNKNOWN, "the helper's answer was lost when the agent was restarted"))
+
+    def _is_whole(self, id: GuestId) -> bool:
+        """Whether nobody has begun to delete the snapshot of vzdump: PVE marks it first."""
+        found = self._snapshots(id)
+        return not isinstance(found, Unreadable) and found.get(SNAPSHOT) == ""
+
+    def _snapshots(self, id: GuestId) -> Reading[Mapping[str, str]]:
+        try:
+            return self.state.env.pve.snapshots(id, deadline=self.state.env.clock.boottime() + READ_BUDGET)
+        except PveError as error:
+            return Unreadable(str(error))
+
+    def _note(self, seen: Observation, locked: list[GuestId]) -> None:
+        """What is locked now, and what has a snapshot of vzdump without a lock."""
+        names = seen.host.names
+        stamps = {} if isinstance(names, Unreadable) else names.here
+        seen = replace(seen, backups=self.state.env.host.backups())
+        fresh = {}
+        for id in locked:
+            free_at = self.looked_at if id in self.known else None
+            memory = locks.seen_now(self.memories.get(id), seen.guests[id], stamps.get(id, ""), seen, free_at)
+            if id.vmid in self.state.rearmed:
+                memory = locks.rearmed(memory)
+            fresh[id] = memory
+        self.memories = fresh
+
+    def _judge(self, seen: Observation) -> None:
+        seen = replace(seen, backups=self.state.env.host.backups())
+        behind = self.state.env.host.left_behind(self.memories)
+        history: Reading[tuple[Task, ...]] = locks.NOT_READ
+        decisions, offsets = [], self.state.node.offsets
+        for memory in list(self.memories.values()):
+            snapshots = self._snapshots(memory.id) if locks.needs_snapshots(memory) else locks.NOT_READ
+            hold = self.state.lasting.get(memory.id.vmid)
+            case = locks.LockCase(seen, memory, self.state.gate, self.state.rules.lock_confirm, snapshots, history, behind, hold, offsets)
+            decision = locks.judge(case)
+            if locks.asks_history(decision) and history is locks.NOT_READ:
+                history = self._history(seen)
+                decision = locks.judge(replace(case, history=history))
+            decisions.append(self._settle(memory, decision, seen.at))
+        self._show(tuple(decisions))
+
+    def _history(self, seen: Observation) -> Reading[tuple[Task, ...]]:
+        """Ended tasks of any boot: a lock of snapshots outlives one."""
+        try:
+            return self.state.env.pve.past_tasks(deadline=seen.at + READ_BUDGET)
+        except PveError as error:
+            return Unreadable(str(error))
+
+    def _settle(self, memory: LockMemory, decision: LockDecision, at: float) -> LockDecision:
+        settled = locks.settle(memory, decision, at, self.state.rules)
+        self.memories[memory.id] = settled.memory
+        self.state.env.tell(settled.notices)
+        step = locks.due(settled.memory, settled.decision, at, self.state.rules)
+        if step is not None and self._free_for(step):
+            self._ask(settled.memory, step)
+        return settled.decision
+
+    def _show(self, decisions: tuple[LockDecision, ...]) -> None:
+        if decisions != self.state.lock_decisions:
+            self.state.lock_decisions = decisions
+            self.state.publish()
+
+    def _keep(self) -> None:
+        """Make durable what is remembered of locks."""
+        memories = tuple(self.memories.values())
+        if memories != self.state.node.locks:
+            self.state.node = replace(self.state.node, locks=memories)
+            self.state.save()
+
+    # ------------------------------------------------------------------------------------------------ acting
+
+    def _free_for(self, step: LockStep) -> bool:
+        """One of each kind at a time: unlocks need the same flock, deletes the same storage."""
+        return not any(self.memories[id].step is step for id in self.calls if id in self.memories)
+
+    def _ask(self, memory: LockMemory, step: LockStep) -> None:
+        """Intent first, request second."""
+        id = memory.id
+        unlock = Request(Verb.UNLOCK, id.kind, id.vmid, memory.kind)
+        request = unlock if step is LockStep.UNLOCK else Request(Verb.DELETE_SNAPSHOT, vmid=id.vmid)
+        self.memories[id] = locks.asking(memory, step)
+        self._keep()
+        try:
+            self.calls[id] = self.state.env.helper.ask(request)
+        except HelperUnreachable as error:
+            self.memories[id] = locks.put_off(memory, self.state.env.clock.boottime() + HELPER_AGAIN)
+            if not self.helper_failing:
+                text = f"the root helper cannot be asked, and locks stay as they are until it can: {error}"
+                self.state.env.journal.emit(Event.HELPER_FAILED, message=text, reason=str(error))
+            self.helper_failing = True
+        else:
+            self._helper_works()
+
+    def _helper_works(self) -> None:
+        if self.helper_failing:
+            self.state.env.journal.emit(Event.HELPER_RESTORED, message="the root helper answers again")
+        self.helper_failing = False
+
+    def follow(self) -> None:
+        """See whether the helper has answered, and go on from what is seen then."""
+        for id, call in list(self.calls.items()):
+            try:
+                answer = call.answer()
+            except HelperLost as error:
+                answer = Answer(HelperCode.UNKNOWN, str(error))
+            if answer is not None:
+                del self.calls[id]
+                if id in self.memories:
+                    self._ended(self.memories[id], answer)
+                    self._keep()
+
+    def _ended(self, memory: LockMemory, answer: Answer) -> None:
+        (self._unlock_ended if memory.step is LockStep.UNLOCK else self._delete_ended)(memory, answer)
+
+    def _unlock_ended(self, memory: LockMemory, answer: Answer) -> None:
+        """Only what is seen now counts: an answer may be lost, and one that says `ok` is no proof."""
+        lock = self._lock_now(memory.id)
+        if lock is None:
+            text = f"is unlocked: {_without_id(memory, answer)}"
+            self.state.env.tell((locks.notice(Event.UNLOCKED, memory, text, lock=memory.kind, reason=answer.message),))
+            self.freed = True
+            self._delete_next(locks.unlocked(memory))
+        elif answer.code in CHANGED or (answer.ok and not isinstance(lock, Unreadable) and lock != memory.kind):
+            self.memories[memory.id] = locks.looked_at_anew(memory)
+        elif answer.ok or isinstance(lock, Unreadable):
+            seen = lock.reason if isinstance(lock, Unreadable) else f"it has the lock `{lock}`"
+            self._failed(memory, f"{seen}; {answer.message}")
+        else:
+            self._failed(memory, answer.message)
+
+    def _delete_next(self, memory: LockMemory) -> None:
+        """The step after an unlock, unless there is nothing to delete or it has failed before and waits."""
+        found = self._snapshots(memory.id) if memory.id.kind is GuestKind.LXC else {}
+        if not isinstance(found, Unreadable) and SNAPSHOT not in found:
+            self.left.discard(memory.id)
+            del self.memories[memory.id]
+            return
+        self.memories[memory.id] = memory
+        self.left.add(memory.id)
+        if memory.deletes == 0 and self.state.gate.open and self._free_for(LockStep.DELETE_SNAPSHOT):
+            self._ask(memory, LockStep.DELETE_SNAPSHOT)
+
+    def _delete_ended(self, memory: LockMemory, answer: Answer) -> None:
+        found = self._snapshots(memory.id)
+        if not isinstance(found, Unreadable) and SNAPSHOT not in found:
+            text = f"has no snapshot `{SNAPSHOT}` any more: {_without_id(memory, answer)}"
+            self.state.env.tell((locks.notice(Event.SNAPSHOT_DELETED, memory, text, reason=answer.message),))
+            self.freed = True
+            self.left.discard(memory.id)
+            del self.memories[memory.id]
+        elif answer.code in CHANGED:
+            self.memories[memory.id] = locks.looked_at_anew(memory)
+        else:
+            self._failed(memory, answer.message)
+            self._free_of_our_lock(self.memories[memory.id], found)
+
+    def _free_of_our_lock(self, memory: LockMemory, found: Reading[Mapping[str, str]]) -> None:
+        """Power comes before tidiness: what our own delete has locked is unlocked at once, and the delete waits for hours (C39)."""
+        if self._lock_now(memory.id) == "snapshot-delete" and not isinstance(found, Unreadable) and found.get(SNAPSHOT) == "delete":
+            self.memories[memory.id] = locked = locks.left_by_our_delete(memory, self.state.env.clock.boottime())
+            if self._free_for(LockStep.UNLOCK):
+                self._ask(locked, LockStep.UNLOCK)
+
+    def _lock_now(self, id: GuestId) -> Reading[str | None]:
+        try:
+            return self.state.env.pve.live(id, deadline=self.state.env.clock.boottime() + READ_BUDGET).lock
+        except PveError as error:
+            return Unreadable(f"whether it is still locked cannot be read: {error}")
+
+    def _failed(self, memory: LockMemory, reason: str) -> None:
+        unlock = memory.step is LockStep.UNLOCK
+        self.memories[memory.id] = after = locks.failed(memory, self.state.env.clock.boottime())
+        made, most = (after.unlocks, locks.UNLOCKS) if unlock else (after.deletes, locks.DELETES)
+        wait = (after.next_at if unlock else after.delete_at) - self.state.env.clock.boottime()
+        again = f"tried again in {wait:.0f} s at the earliest" if made < most else "given up"
+        text = f"{memory.step} failed ({made} of {most}), {again}: {reason}"
+        told = locks.notice(Event.LOCK_STEP_FAILED, memory, text, step=str(memory.step), reason=reason, attempt=made, of=most)
+        self.state.env.tell((told,))
+
+
+def _without_id(memory: LockMemory, answer: Answer) -> str:
+    """What the helper said, for a sentence that begins with the guest's id already."""
+    return answer.message.removeprefix(f"{memory.id}: ")

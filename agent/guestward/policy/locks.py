@@ -1,0 +1,334 @@
+"""Whether a lock is stale: only what can be proven is (I7). Every witness but the lock itself must be readable and say no, on two
+looks a minute apart, and something must show that a vzdump of ours left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from guestward.model.decision import Gate, Guard
+from guestward.model.events import Event, EventKind, Notice
+from guestward.model.guest import GuestId, GuestKind, ListedGuest
+from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK
+from guestward.model.locks import LockCheck, LockDecision, LockMemory, LockStep, LockVerdict, LockWitnesses
+from guestward.model.memory import Hold
+from guestward.model.observation import Observation
+from guestward.model.reading import Reading, Unreadable
+from guestward.model.rules import Rules
+from guestward.model.task import Error, Task, Unknown, Upid
+from guestward.policy.backups import backup_of
+from guestward.policy.causes import of_this_boot
+
+NOT_READ = Unreadable("not read")
+UNLOCKS, UNLOCK_WAITS = 3, (60.0, 120.0)
+DELETES, DELETE_WAITS = 3, (3600.0, 6 * 3600.0)  # a failed delete locks the guest anew (C39), and the next backup tidies up as well
+EARLY = 1.0  # looks come once a minute, and now and then one comes milliseconds early
+CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LockCase:
+    """All that is asked about one lock.
+
+    obs: with its backup witnesses. snapshots: of a container, name -> snapstate. history: ended tasks of any boot, newest
+    first. hold: of this guest. offsets: what wall clock less boot clock has been in this boot.
+    """
+
+    obs: Observation
+    memory: LockMemory
+    gate: Gate
+    confirm: float
+    snapshots: Reading[Mapping[str, str]] = NOT_READ
+    history: Reading[tuple[Task, ...]] = NOT_READ
+    left_behind: LockWitnesses = LockWitnesses({}, None)
+    hold: tuple[Hold, float] | None = None
+    offsets: tuple[float, ...] = ()
+
+    @property
+    def id(self) -> GuestId:
+        """The guest."""
+        return self.memory.id
+
+
+def judge(case: LockCase) -> LockDecision:
+    """Ask everything in order; what is thought of the lock is what the first answer says that recovery cannot live with."""
+    checks: list[LockCheck] = []
+    verdict = LockVerdict.STALE
+    for bad, check in _questions(case):
+        checks.append(check)
+        if check.ok is not True:
+            verdict = LockVerdict.UNKNOWN if check.ok is None else bad
+            break
+    memory = case.memory
+    return LockDecision(memory.id, memory.name, memory.kind, verdict, checks[-1].evidence, tuple(checks), memory.since)
+
+
+def needs_snapshots(memory: LockMemory) -> bool:
+    """Whether only a container's snapshots tell what its lock is."""
+    return memory.id.kind is GuestKind.LXC and memory.kind in ("", *STATE_OF_LOCK)
+
+
+def asks_history(decision: LockDecision) -> bool:
+    """Whether everything else is as recovery needs it, and only the task history can tell more."""
+    return decision.verdict is LockVerdict.UNKNOWN and decision.checks[-1].name == "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is remembered of a lock after it was judged, and what there is to tell."""
+
+    memory: LockMemory
+    decision: LockDecision
+    notices: tuple[Notice, ...] = ()
+
+
+def settle(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) -> Settled:
+    """Remember whether this look found an owner; say once that a lock is stale, and once that it is old."""
+    clear = decision.verdict in (LockVerdict.UNCONFIRMED, LockVerdict.STALE)
+    memory = replace(memory, clear_since=(memory.clear_since if memory.clear_since is not None else at) if clear else None)
+    if decision.verdict is LockVerdict.UNCONFIRMED and memory.clear_since is not None:
+        decision = replace(decision, next_at=memory.clear_since + rules.lock_confirm)
+    decision = replace(decision, next_step=_next_step(memory, decision, at, rules))
+    notices = []
+    known = memory.told or (not memory.kind and memory.deletes > 0)  # that its snapshot could not be deleted was told
+    if decision.verdict is LockVerdict.STALE and not known and not memory.asked:
+        text = f"has a {in_words(memory)} that nobody owns: {_proof(decision)}; {decision.next_step}"
+        notices.append(notice(Event.LOCK_STALE, memory, text, lock=memory.kind or SNAPSHOT, evidence=_proof(decision)))
+        memory = replace(memory, told=True)
+    if memory.kind and not memory.warned and at - memory.since >= rules.lock_warn_after:
+        text = f"has been locked ({memory.kind}) for {(at - memory.since) / 3600:.0f} h: {decision.verdict} ({decision.evidence})"
+        notices.append(notice(Event.LOCK_OLD, memory, text, lock=memory.kind, age_s=round(at - memory.since), evidence=decision.evidence))
+        memory = replace(memory, warned=True)
+    return Settled(memory, decision, tuple(notices))
+
+
+def due(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) -> LockStep | None:
+    """What is to be done about a lock now."""
+    if decision.verdict is not LockVerdict.STALE or not rules.lock_recovery or memory.asked or at < not_before(memory):
+        return None
+    if memory.kind:
+        return LockStep.UNLOCK if memory.unlocks < UNLOCKS else None
+    return LockStep.DELETE_SNAPSHOT if memory.deletes < DELETES else None
+
+
+def asking(memory: LockMemory, step: LockStep) -> LockMemory:
+    """Written down before the helper is asked."""
+    return replace(memory, step=step, asked=True)
+
+
+def looked_at_anew(memory: LockMemory) -> LockMemory:
+    """The helper found another world than was seen; or it was not asked: the proof begins anew, and nothing has failed."""
+    return replace(memory, step=LockStep.PROVE, asked=False, clear_since=None)
+
+
+def failed(memory: LockMemory, at: float) -> LockMemory:
+    """A step that was tried and did not come about. The next attempt waits, and needs fresh evidence."""
+    unlock = memory.step is LockStep.UNLOCK
+    made = (memory.unlocks if unlock else memory.deletes) + 1
+    waits = UNLOCK_WAITS if unlock else DELETE_WAITS
+    memory, again = looked_at_anew(memory), at + waits[min(made, len(waits)) - 1]
+    return replace(memory, unlocks=made, next_at=again) if unlock else replace(memory, deletes=made, delete_at=again)
+
+
+def unlocked(memory: LockMemory) -> LockMemory:
+    """Its lock is gone; what may be left is the snapshot."""
+    return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, ours=False)
+
+
+def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
+    """A delete that failed has left its lock: that one is ours to clear at once, before anything else (C39)."""
+    return replace(memory, kind="snapshot-delete", since=at, free_at=at, ours=True)
+
+
+def rearmed(memory: LockMemory) -> LockMemory:
+    """`guestward rearm`: all attempts again, at once."""
+    return replace(memory, unlocks=0, deletes=0, next_at=0.0, delete_at=0.0)
+
+
+def not_before(memory: LockMemory) -> float:
+    """When the next step may be taken. A delete that waits makes no unlock wait: power comes before tidiness (C39)."""
+    return memory.next_at if memory.kind else memory.delete_at
+
+
+def put_off(memory: LockMemory, until: float) -> LockMemory:
+    """The helper could not be asked."""
+    memory = looked_at_anew(memory)
+    return replace(memory, next_at=until) if memory.kind else replace(memory, delete_at=until)
+
+
+def in_words(memory: LockMemory) -> str:
+    """What it is about."""
+    return f"lock `{memory.kind}`" if memory.kind else f"snapshot `{SNAPSHOT}`"
+
+
+def notice(event: EventKind, memory: LockMemory, message: str, **fields: object) -> Notice:
+    """An event about the guest of a lock."""
+    return Notice(event, memory.id, memory.name, str(Guard.LOCKED) if memory.kind else "", message, tuple(fields.items()))
+
+
+def _next_step(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) -> str:
+    what = "it is unlocked" if memory.kind else f"the snapshot `{SNAPSHOT}` is deleted"
+    if decision.verdict is LockVerdict.UNCONFIRMED:
+        would = what if rules.lock_recovery else f"{what}, were `[locks] recover` not `report`"
+        return f"if nobody owns it at the next look either, {would}"
+    if decision.verdict is not LockVerdict.STALE:
+        return ""
+    if not rules.lock_recovery:
+        return f"nothing is done, since `[locks] recover` is `report`; with `prove` {what}"
+    if (memory.unlocks >= UNLOCKS) if memory.kind else (memory.deletes >= DELETES):
+        return f"given up after {UNLOCKS if memory.kind else DELETES} attempts; mend the cause, then: guestward rearm {memory.id.vmid}"
+    again = not_before(memory)
+    return f"{what} in {again - at:.0f} s" if at < again else f"{what} now"
+
+
+def _proof(decision: LockDecision) -> str:
+    """The evidence of every answer but the first, which is what the message begins with."""
+    return "; ".join(check.evidence for check in decision.checks if check.name in ("no backup at work", "trace"))
+
+
+def _questions(case: LockCase) -> Iterator[tuple[LockVerdict, LockCheck]]:
+    """Each with what is thought of the lock when the answer is not yes."""
+    yield LockVerdict.NOBODYS_BUSINESS, _kind(case)
+    gate = case.gate
+    yield LockVerdict.HOST_GATE, LockCheck("host", gate.open, gate.evidence or "the host is up, quorate and not held")
+    yield LockVerdict.HELD, _held(case)
+    yield LockVerdict.OWNED, _no_backup(case)
+    yield LockVerdict.OWNED, _no_task(case)
+    yield LockVerdict.NO_TRACE, _trace(case)
+    yield LockVerdict.UNCONFIRMED, _confirmed(case)
+
+
+def _kind(case: LockCase) -> LockCheck:
+    """`backup`; for a container also what it becomes while vzdump makes and deletes its snapshot, or that snapshot alone."""
+    kind = case.memory.kind
+    if kind == "backup":
+        return LockCheck("kind", True, "lock `backup`")
+    if not needs_snapshots(case.memory):
+        return LockCheck("kind", False, f"lock `{kind}`: clearing it could do harm, and is nobody's business here")
+    if isinstance(case.snapshots, Unreadable):
+        return LockCheck("kind", None, f"{'lock `' + kind + '`: ' if kind else ''}its snapshots cannot be read: {case.snapshots.reason}")
+    state = case.snapshots.get(SNAPSHOT)
+    if kind == "":
+        return LockCheck(
+            "kind", state is not None, f"snapshot `{SNAPSHOT}` without a lock" if state is not None else "no snapshot of vzdump"
+        )
+    wanted = STATE_OF_LOCK[kind]
+    words = "is not there" if state is None else f"is in state `{state or 'whole'}`"
+    return LockCheck("kind", state == wanted, f"lock `{kind}`, and the snapshot `{SNAPSHOT}` {words}")
+
+
+def _held(case: LockCase) -> LockCheck:
+    if case.hold is None:
+        return LockCheck("hold", True, "not held")
+    hold, remaining = case.hold
+    return LockCheck("hold", False, f"held by {hold.by} for another {remaining:.0f} s")
+
+
+def _no_backup(case: LockCase) -> LockCheck:
+    """Every witness but the lock itself. The flock must be free of any backup, since an unlock is made under it."""
+    found = backup_of(case.id.vmid, None, case.obs.tasks, case.obs.backups)
+    flock = case.obs.backups.flock
+    if found.running is False and flock is not None and not isinstance(flock, Unreadable):
+        return LockCheck("no backup at work", False, f"/var/run/vzdump.lock is held by pid {flock.pid}, for another guest; waited for")
+    words = found.evidence.removeprefix("no lock, ")  # that one is not asked here
+    return LockCheck("no backup at work", None if found.running is None else not found.running, words)
+
+
+def _no_task(case: LockCase) -> LockCheck:
+    tasks = case.obs.tasks
+    if isinstance(tasks, Unreadable):
+        return LockCheck("no task", None, tasks.reason)
+    at_work = [task.upid for task in tasks if task.running and task.upid.id == str(case.id.vmid)]
+    return LockCheck(
+        "no task", not at_work, f"{at_work[0].type} by {at_work[0].user} is running" if at_work else "no task for it is running"
+    )
+
+
+def _trace(case: LockCase) -> LockCheck:
+    """Who left it. A container's snapshot of that name needs no trace: only vzdump makes one. Ours is what our own delete left."""
+    memory = case.memory
+    if memory.ours:
+        return LockCheck("trace", True, "left by our own delete of the snapshot")
+    if memory.kind == "":
+        return LockCheck("trace", True, f"only vzdump makes a snapshot called `{SNAPSHOT}`")
+    if isinstance(case.history, Unreadable):
+        return LockCheck("trace", None, f"task history: {case.history.reason}")
+    found = next(_traces(case, case.history), None)
+    return LockCheck("trace", found is not None, found or "no vzdump that died was for this guest when the lock came")
+
+
+def _traces(case: LockCase, history: tuple[Task, ...]) -> Iterator[str]:
+    memory, vmid = case.memory, case.id.vmid
+    ended = {task.upid.text: task for task in history}
+    if memory.during:  # unless the lock was there before: a vzdump that finds its guest locked fails, too
+        task = ended.get(memory.during)
+        if (task is None or _death(task)) and _came_during(case, Upid.parse(memory.during), None):
+            said = "whose end is not known" if task is None else f"which ended so: {_death(task)}"
+            yield f"seen to come while a vzdump was at work ({memory.during}), {said}"
+    for task in history if memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets):
+        if task.upid.type == "vzdump" and task.upid.covers(vmid) and _death(task) and _came_during(case, task.upid, task.endtime):
+            yield f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} died when the lock was there: {_death(task)}"
+    left = case.left_behind.left_over
+    if isinstance(left, Upid) and left.covers(vmid) and left.text not in ended and _came_during(case, left, None):
+        yield f"/var/run/vzdump.pid was left by a vzdump for {left.id or 'several guests'} that did not end well"
+
+
+def _death(task: Task) -> str:
+    """What PVE says of the end of a task that did not end well; "" for any other."""
+    return task.status.detail if isinstance(task.status, (Error, Unknown)) else ""
+
+
+def _came_during(case: LockCase, upid: Upid, endtime: int | None) -> bool:
+    """Whether the lock came while that vzdump was at work.
+
+    Where we were looking it came between two looks; else the configuration file, of which a lock is a line, was last written then.
+    """
+    memory = case.memory
+    if memory.free_at is not None:
+        end = memory.since if endtime is None else endtime - (upid.starttime - upid.started_boottime)
+        return upid.started_boottime - CLOCK_SLACK <= memory.since and end + CLOCK_SLACK >= memory.free_at
+    written = case.left_behind.written.get(memory.id)
+    if written is None:
+        return False
+    return upid.starttime - CLOCK_SLACK <= written and (endtime is None or written <= endtime + CLOCK_SLACK)
+
+
+def _confirmed(case: LockCase) -> LockCheck:
+    since = case.memory.clear_since
+    seen = 0.0 if since is None else case.obs.at - since
+    return LockCheck(
+        "seen twice", since is not None and seen >= case.confirm - EARLY, f"nobody has owned it for {seen:.0f} s of {case.confirm:.0f} s"
+    )
+
+
+def holder_for(obs: Observation, vmid: int) -> str:
+    """The UPID of the vzdump that holds the node's flock and is for this guest, or "". Others that run only wait for their turn."""
+    flock, tasks = obs.backups.flock, obs.tasks
+    if isinstance(flock, Unreadable) or flock is None or isinstance(tasks, Unreadable):
+        return ""
+    return next(
+        (t.upid.text for t in tasks if t.running and t.upid.type == "vzdump" and t.upid.pid == flock.pid and t.upid.covers(vmid)), ""
+    )
+
+
+def seen_now(known: LockMemory | None, guest: ListedGuest, stamp: str, obs: Observation, free_at: float | None) -> LockMemory:
+    """Bring what is remembered of a guest's lock up to what is seen of it now. free_at: the last look, if the guest was seen at it.
+
+    Another kind, or a file that was written meanwhile, is another lock: what was known of the last one proves nothing for it. That is so
+    for what our own delete left too, but whose it is, is known.
+    """
+    kind = guest.lock or ""
+    memory = LockMemory(guest.id) if known is None else known
+    if memory.asked and memory.step is LockStep.UNLOCK and not kind:
+        return memory  # gone as we asked; what comes next begins when that has been told
+    another = known is None or (memory.kind, memory.stamp) != (kind, stamp)
+    if memory.kind != kind:
+        memory = replace(memory, unlocks=0, next_at=0.0)
+    if another:
+        deleting = memory.asked and memory.step is LockStep.DELETE_SNAPSHOT
+        ours = kind == "snapshot-delete" and (memory.ours or deleting)
+        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, ours=ours)
+        memory = replace(memory, clear_since=None, told=False, warned=False)
+    during = ("" if another else memory.during) or holder_for(obs, guest.id.vmid)
+    return memory if (guest.name, during) == (memory.name, memory.during) else replace(memory, name=guest.name, during=during)

@@ -1,0 +1,769 @@
+"""The policy of locks: what proves that nobody owns one, in which order it is asked, and what is remembered of each (I7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guestward.model.decision import Closure, Gate, GateReason
+from guestward.model.events import Event
+from guestward.model.guest import GuestId, GuestKind
+from guestward.model.locks import VERDICT_MEANING, LockDecision, LockMemory, LockStep, LockVerdict, LockWitnesses
+from guestward.model.observation import FlockHolder
+from guestward.model.reading import Unreadable
+from guestward.model.rules import Rules
+from guestward.model.task import Error, Ok, Running, Task, TaskStatus, Unknown, Upid, Warnings
+from guestward.policy import locks
+from guestward.policy.locks import LockCase, judge
+from tests.unit.build import AT, CT, QUIET, VM, WALL, golden, hold, listed, observation, rules, task, upid
+
+CONFIRM = 60.0
+SHUT = Gate((Closure(GateReason.BOOTING, "pve-guests.service is activating"),))
+GONE = Unreadable("gone")
+OFFSET = WALL - AT
+KILLED = Unknown("unexpected status")
+BEGAN = AT - 600.0  # the vzdump that the lock is of
+SEEN, FREE = AT - 540.0, AT - 600.0  # first seen with the lock, last seen without it
+EDGE = 2.0
+
+
+def lock(kind: str = "backup", id: GuestId = CT, **known: Any) -> LockMemory:
+    """A lock that came between two looks, while a vzdump was at work that was killed, and that nobody has owned for two minutes."""
+    plain = LockMemory(id, f"guest{id.vmid}", kind, since=SEEN, free_at=FREE, stamp="1", clear_since=AT - 120)
+    return replace(plain, **known)
+
+
+def dead(id: str = "101", *, said: TaskStatus = KILLED, at: float = BEGAN, took: float = 300, **of: Any) -> Task:
+    return task("vzdump", id, said=said, at=at, took=took, **of)
+
+
+def case(memory: LockMemory | None = None, **parts: Any) -> LockCase:
+    """Everything is as recovery needs it; every test changes only what it is about."""
+    memory = lock() if memory is None else memory
+    seen = {name: parts.pop(name) for name in ("tasks", "backups", "at") if name in parts}
+    obs = observation(listed(memory.id, lock=memory.kind or None), **seen)
+    snapshots = {"snapshot": {"vzdump": "prepare"}, "snapshot-delete": {"vzdump": "delete"}, "": {"vzdump": ""}}.get(memory.kind, {})
+    plain = LockCase(obs, memory, Gate(), CONFIRM, snapshots, (dead(str(memory.id.vmid)),), offsets=(OFFSET,))
+    return replace(plain, **parts)
+
+
+def verdict(memory: LockMemory | None = None, **parts: Any) -> LockVerdict:
+    return judge(case(memory, **parts)).verdict
+
+
+def traced(memory: LockMemory | None = None, **parts: Any) -> bool | None:
+    """What the question for the trace is answered with."""
+    return judge(case(memory, **parts)).checks[5].ok
+
+
+# ---------------------------------------------------------------------------------------------------- the order of the questions
+
+
+SPOILT: tuple[tuple[LockVerdict, str, dict[str, Any]], ...] = (
+    (LockVerdict.NOBODYS_BUSINESS, "kind", {"kind": "migrate"}),
+    (LockVerdict.HOST_GATE, "host", {"gate": SHUT}),
+    (LockVerdict.HELD, "hold", {"hold": (hold(101), 60.0)}),
+    (LockVerdict.OWNED, "no backup at work", {"backups": replace(QUIET, archives=frozenset({101}))}),
+    (LockVerdict.OWNED, "no task", {"tasks": (task("vzsnapshot", "101"),)}),
+    (LockVerdict.NO_TRACE, "trace", {"history": ()}),
+    (LockVerdict.UNCONFIRMED, "seen twice", {"clear_since": None}),
+)
+
+
+def spoilt(*which: dict[str, Any]) -> LockCase:
+    parts: dict[str, Any] = {name: value for one in which for name, value in one.items()}
+    return case(lock(**{name: parts.pop(name) for name in ("kind", "clear_since") if name in parts}), **parts)
+
+
+def test_a_lock_is_stale_when_every_answer_is_yes() -> None:
+    decision = judge(case())
+    assert decision.verdict is LockVerdict.STALE
+    assert [(check.name, check.ok) for check in decision.checks] == [(name, True) for _, name, _ in SPOILT]
+    assert (decision.id, decision.name, decision.kind, decision.since) == (CT, "guest101", "backup", SEEN)
+    assert decision.evidence == "nobody has owned it for 120 s of 60 s"
+
+
+@pytest.mark.parametrize("at", range(len(SPOILT)), ids=[name for _, name, _ in SPOILT])
+def test_the_first_answer_that_is_not_yes_decides_and_nothing_is_asked_after_it(at: int) -> None:
+    decision = judge(spoilt(*(parts for *_, parts in reversed(SPOILT[at:]))))
+    assert decision.verdict is SPOILT[at][0]
+    assert [check.name for check in decision.checks] == [name for _, name, _ in SPOILT[: at + 1]]
+    assert [check.ok for check in decision.checks] == [True] * at + [False]
+    assert decision.evidence == decision.checks[-1].evidence
+
+
+@pytest.mark.parametrize("at", range(len(SPOILT)), ids=[name for _, name, _ in SPOILT])
+def test_each_answer_alone_is_enough_against_it(at: int) -> None:
+    assert judge(spoilt(SPOILT[at][2])).verdict is SPOILT[at][0]
+
+
+def test_every_verdict_has_a_meaning() -> None:
+    assert set(VERDICT_MEANING) == set(LockVerdict)
+
+
+# ---------------------------------------------------------------------------------------------------- which locks
+
+
+KINDS = ("migrate", "clone", "create", "rollback", "disk", "suspended", "suspending", "mounted", "fstrim", "destroyed", "something")
+
+
+@pytest.mark.parametrize("id", [CT, VM])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_other_lock_is_nobodys_business_at_any_age(kind: str, id: GuestId) -> None:
+    decision = judge(case(lock(kind, id, since=-1e7, clear_since=-1e7)))
+    assert decision.verdict is LockVerdict.NOBODYS_BUSINESS
+    assert decision.evidence == f"lock `{kind}`: clearing it could do harm, and is nobody's business here"
+
+
+@pytest.mark.parametrize("kind", ["", "snapshot", "snapshot-delete"])
+def test_a_vms_snapshot_and_its_locks_are_its_owners(kind: str) -> None:
+    assert verdict(lock(kind, VM), snapshots={"vzdump": "delete"}) is LockVerdict.NOBODYS_BUSINESS
+    assert not locks.needs_snapshots(lock(kind, VM))
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "stale"),
+    [
+        ("snapshot", "prepare", True),
+        ("snapshot", "delete", False),
+        ("snapshot", "", False),
+        ("snapshot", None, False),
+        ("snapshot-delete", "delete", True),
+        ("snapshot-delete", "prepare", False),
+        ("snapshot-delete", "", False),
+        ("snapshot-delete", None, False),
+        ("", "", True),
+        ("", "prepare", True),
+        ("", "delete", True),
+        ("", None, False),
+    ],
+)
+def test_a_lock_of_a_snapshot_is_vzdumps_with_the_section_in_that_state_only(kind: str, state: str | None, stale: bool) -> None:
+    snapshots = {"vzdump-2024": state or "", "VZDUMP": state or ""} | ({} if state is None else {"vzdump": state})
+    assert verdict(lock(kind), snapshots=snapshots) is (LockVerdict.STALE if stale else LockVerdict.NOBODYS_BUSINESS)
+    assert locks.needs_snapshots(lock(kind))
+
+
+def test_a_backup_lock_needs_no_snapshots() -> None:
+    assert verdict(snapshots=GONE) is LockVerdict.STALE
+    assert not locks.needs_snapshots(lock())
+
+
+@pytest.mark.parametrize("kind", ["", "snapshot", "snapshot-delete"])
+def test_snapshots_that_cannot_be_read_leave_it_unknown(kind: str) -> None:
+    decision = judge(case(lock(kind), snapshots=Unreadable("500 oops")))
+    assert decision.verdict is LockVerdict.UNKNOWN
+    assert "500 oops" in decision.evidence
+    assert not locks.asks_history(decision)
+
+
+# ---------------------------------------------------------------------------------------------------- who is at work
+
+
+def held_by(pid: int) -> Any:
+    return replace(QUIET, flock=FlockHolder(pid))
+
+
+OTHER, OURS, MANY = (task("vzdump", id, pid=77) for id in ("102", "101", ""))
+AT_WORK: dict[str, dict[str, Any]] = {
+    "a vzdump of it": {"tasks": (OURS,)},
+    "a vzdump of several": {"tasks": (MANY,)},
+    "a worker in the pid file": {"backups": replace(QUIET, live_upid=OURS.upid)},
+    "the flock, held by nobody knows whom": {"backups": held_by(77)},
+    "the flock, held for it": {"backups": held_by(77), "tasks": (OURS,)},
+    "the flock, held for another guest": {"backups": held_by(77), "tasks": (OTHER,)},
+    "an archive process": {"backups": replace(QUIET, archives=frozenset({101}))},
+    "another task": {"tasks": (task("vzmigrate", "101"),)},
+}
+
+
+@pytest.mark.parametrize("name", AT_WORK)
+def test_any_witness_that_says_yes_makes_it_owned(name: str) -> None:
+    assert verdict(**AT_WORK[name]) is LockVerdict.OWNED
+
+
+def test_the_flock_of_another_guests_backup_is_waited_for_in_words() -> None:
+    evidence = judge(case(**AT_WORK["the flock, held for another guest"])).evidence
+    assert evidence == "/var/run/vzdump.lock is held by pid 77, for another guest; waited for"
+
+
+@pytest.mark.parametrize("what", ["flock", "live_upid", "archives"])
+def test_any_witness_that_is_silent_makes_it_unknown(what: str) -> None:
+    decision = judge(case(backups=replace(QUIET, **{what: GONE})))
+    assert (decision.verdict, decision.checks[-1].name) == (LockVerdict.UNKNOWN, "no backup at work")
+    assert "gone" in decision.evidence and not locks.asks_history(decision)
+
+
+def test_a_task_list_that_cannot_be_read_makes_it_unknown() -> None:
+    decision = judge(case(tasks=GONE))
+    assert (decision.verdict, decision.evidence) == (LockVerdict.UNKNOWN, "task list: gone")
+    assert locks._no_task(case(tasks=GONE)) == locks.LockCheck("no task", None, "gone")
+
+
+def test_a_yes_counts_beside_a_silence() -> None:
+    assert verdict(tasks=GONE, backups=held_by(77)) is LockVerdict.OWNED
+
+
+def test_tasks_that_have_ended_or_are_of_another_guest_own_nothing() -> None:
+    others = (task("vzmigrate", "102"), task("vzstart", "1010"), dead(), OTHER, task("vzstart", "101", said=Ok()), task("startall"))
+    assert verdict(tasks=others) is LockVerdict.STALE
+
+
+def test_the_task_that_owns_it_is_named() -> None:
+    assert judge(case(tasks=(task("vzmigrate", "101", "eve@pve"),))).evidence == "vzmigrate by eve@pve is running"
+
+
+# ---------------------------------------------------------------------------------------------------- the trace
+
+
+@pytest.mark.parametrize("id", ["101", ""])
+@pytest.mark.parametrize("said", [KILLED, Error("job errors")])
+def test_a_vzdump_that_died_is_a_trace(id: str, said: TaskStatus) -> None:
+    decision = judge(case(history=(dead(id, said=said),)))
+    assert decision.verdict is LockVerdict.STALE
+    detail = said.detail if isinstance(said, (Error, Unknown)) else ""
+    what = "a vzdump by root@pam for {} died when the lock was there: {}"
+    assert decision.checks[5].evidence == what.format(id or "several guests", detail)
+
+
+NO_TRACE: dict[str, Task] = {
+    "ended well": dead(said=Ok()),
+    "ended with warnings": dead(said=Warnings(1)),
+    "runs": dead(said=Running()),
+    "another guest": dead("102"),
+    "another task": task("vzrestore", "101", said=KILLED, at=BEGAN, took=300),
+    "an earlier boot": dead(wall=WALL - 86400.0),
+    "the future of another boot": replace(dead(at=AT + 2), endtime=int(WALL + 600)),
+}
+
+
+@pytest.mark.parametrize("name", NO_TRACE)
+def test_nothing_else_is_a_trace(name: str) -> None:
+    decision = judge(case(history=(NO_TRACE[name],)))
+    assert decision.verdict is LockVerdict.NO_TRACE
+    assert decision.evidence == "no vzdump that died was for this guest when the lock came"
+
+
+def test_one_trace_among_many_tasks_is_enough() -> None:
+    assert traced(history=(*NO_TRACE.values(), dead()))
+
+
+def test_a_history_that_cannot_be_read_is_unknown_and_the_only_thing_to_ask_for() -> None:
+    decision = judge(case(history=GONE))
+    assert (decision.verdict, decision.evidence) == (LockVerdict.UNKNOWN, "task history: gone")
+    assert locks.asks_history(decision)
+    assert not locks.asks_history(judge(case(history=())))
+    assert not locks.asks_history(judge(case(lock("migrate"), history=GONE)))
+
+
+def test_what_was_never_read_says_so() -> None:
+    plain = LockCase(observation(listed(lock="backup")), lock(), Gate(), CONFIRM)
+    assert judge(plain).evidence == "task history: not read"
+    assert judge(replace(plain, memory=lock(""))).evidence == "its snapshots cannot be read: not read"
+    assert plain.id == CT
+
+
+@pytest.mark.parametrize(
+    ("began", "took", "is_one"),
+    [
+        (SEEN + EDGE, 10, True),
+        (SEEN + EDGE + 0.5, 10, False),
+        (FREE - 100, 98, True),
+        (FREE - 100, 97, False),
+        (FREE + 10, 20, True),
+    ],
+)
+def test_where_we_watched_the_lock_came_between_two_looks_and_in_the_vzdump(began: float, took: float, is_one: bool) -> None:
+    """With a slack of 2 s: PVE's times are whole seconds."""
+    assert traced(history=(dead(at=began, took=took),)) is is_one
+
+
+def test_where_we_watched_the_boot_clock_decides_whatever_the_wall_clock_was_set_to() -> None:
+    """I16: set by three hours while the vzdump ran, and again after it; both values are known."""
+    moved = dead(wall=BEGAN + OFFSET - 10800)
+    assert traced(history=(moved,), offsets=(OFFSET, OFFSET - 10800)) is True
+    assert traced(history=(moved,)) is False
+
+
+def test_a_vzdump_of_an_earlier_boot_is_no_trace_at_the_same_uptime() -> None:
+    """Nightly at the same hour, on a host that boots every week."""
+    assert traced(history=(dead(wall=WALL - 7 * 86400.0),), left_behind=LockWitnesses({CT: WALL - 500}, None)) is False
+
+
+UNSEEN = {"free_at": None, "since": AT - 120}
+
+
+def left(written: float | None, pidfile: Any = None) -> LockWitnesses:
+    return LockWitnesses({} if written is None else {CT: OFFSET + written}, pidfile)
+
+
+@pytest.mark.parametrize(
+    ("written", "is_one"),
+    [
+        (BEGAN - EDGE, True),
+        (BEGAN - EDGE - 0.5, False),
+        (BEGAN, True),
+        (BEGAN + 300 + EDGE, True),
+        (BEGAN + 300 + EDGE + 0.5, False),
+        (None, False),
+    ],
+)
+def test_where_nobody_watched_the_file_was_written_in_the_vzdump(written: float | None, is_one: bool) -> None:
+    assert traced(lock(**UNSEEN), left_behind=left(written)) is is_one
+
+
+def test_where_nobody_watched_a_vzdump_of_an_earlier_boot_may_have_left_it() -> None:
+    """Locks of snapshots outlive a boot of the host, and so do PVE's history and the file's time."""
+    old, snapshots = dead(at=50_000.0, wall=WALL - 86400.0), {"vzdump": "delete"}
+    written = LockWitnesses({CT: WALL - 86400.0 + 100}, None)
+    assert traced(lock("snapshot-delete", **UNSEEN), history=(old,), left_behind=written, snapshots=snapshots, offsets=()) is True
+
+
+def test_the_file_of_another_guest_tells_nothing() -> None:
+    assert traced(lock(**UNSEEN), left_behind=LockWitnesses({VM: OFFSET + BEGAN}, None)) is False
+
+
+LEFT = upid("vzdump", "101", at=BEGAN)
+
+
+@pytest.mark.parametrize("id", ["101", ""])
+def test_a_pid_file_that_a_dead_vzdump_left_is_a_trace(id: str) -> None:
+    decision = judge(case(history=(), left_behind=left(None, upid("vzdump", id, at=BEGAN))))
+    assert decision.verdict is LockVerdict.STALE
+    words = id or "several guests"
+    assert decision.checks[5].evidence == f"/var/run/vzdump.pid was left by a vzdump for {words} that did not end well"
+
+
+@pytest.mark.parametrize(
+    ("pidfile", "memory", "written"),
+    [
+        (None, lock(), None),
+        (GONE, lock(), None),
+        (upid("vzdump", "102", at=BEGAN), lock(), None),
+        (upid("vzdump", "101", at=SEEN + EDGE + 0.5), lock(), None),
+        (LEFT, lock(**UNSEEN), BEGAN - EDGE - 0.5),
+        (LEFT, lock(**UNSEEN), None),
+    ],
+    ids=["none", "unreadable", "another guest", "later", "written before", "no file"],
+)
+def test_no_other_pid_file_is(pidfile: Any, memory: LockMemory, written: float | None) -> None:
+    assert traced(memory, history=(), left_behind=left(written, pidfile)) is False
+
+
+def test_a_pid_file_of_a_vzdump_whose_end_is_known_tells_nothing_more() -> None:
+    """It stays after every job that had errors; the history says of which guests' locks that is the trace."""
+    known = Task(LEFT, Ok(), LEFT.starttime + 10)
+    assert traced(history=(known,), left_behind=left(None, LEFT)) is False
+
+
+@pytest.mark.parametrize(("written", "is_one"), [(BEGAN - EDGE, True), (BEGAN - EDGE - 0.5, False), (AT - 1, True)])
+def test_where_nobody_watched_the_file_was_written_after_the_vzdump_of_the_pid_file_began(written: float, is_one: bool) -> None:
+    assert traced(lock(**UNSEEN), history=(), left_behind=left(written, LEFT)) is is_one
+
+
+DURING = lock(during=LEFT.text)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (None, "whose end is not known"),
+        (KILLED, "which ended so: unexpected status"),
+        (Error("job errors"), "which ended so: job errors"),
+    ],
+)
+def test_a_lock_that_came_while_we_saw_a_vzdump_at_work_is_its(said: TaskStatus | None, words: str) -> None:
+    history = () if said is None else (Task(LEFT, said, LEFT.starttime + 300),)
+    decision = judge(case(DURING, history=history, offsets=()))
+    assert decision.verdict is LockVerdict.STALE
+    assert decision.checks[5].evidence == f"seen to come while a vzdump was at work ({LEFT}), {words}"
+
+
+@pytest.mark.parametrize("said", [Ok(), Warnings(2)])
+def test_a_vzdump_that_ended_well_left_no_lock(said: TaskStatus) -> None:
+    assert traced(DURING, history=(Task(LEFT, said, LEFT.starttime + 300),)) is False
+
+
+def test_a_lock_that_was_there_before_the_vzdump_is_not_its() -> None:
+    """A backup of a guest that somebody had locked by hand fails because of that lock, and is no trace of it."""
+    late = upid("vzdump", "", at=SEEN + 1000)
+    failed = Task(late, Error("job errors"), late.starttime + 200)
+    assert traced(lock(during=late.text), history=(failed,), at=AT + 2000) is False
+    before, after = (left(late.started_boottime + seconds) for seconds in (-60, 60))
+    for behind, is_one in ((before, False), (after, True)):
+        assert traced(lock(**UNSEEN, during=late.text), history=(), left_behind=behind) is is_one
+
+
+def test_what_our_own_delete_left_and_a_snapshot_alone_need_no_trace() -> None:
+    ours = judge(case(lock("snapshot-delete", ours=True), history=GONE))
+    assert (ours.verdict, ours.checks[5].evidence) == (LockVerdict.STALE, "left by our own delete of the snapshot")
+    alone = judge(case(lock(""), history=GONE))
+    assert (alone.verdict, alone.checks[5].evidence) == (LockVerdict.STALE, "only vzdump makes a snapshot called `vzdump`")
+
+
+# ---------------------------------------------------------------------------------------------------- twice
+
+
+@pytest.mark.parametrize(
+    ("clear_since", "stale"), [(None, False), (AT, False), (AT - 58.9, False), (AT - 59.0, True), (AT - 60.0, True), (AT - 1e6, True)]
+)
+def test_nobody_owns_it_for_long_enough_with_a_second_of_slack(clear_since: float | None, stale: bool) -> None:
+    decision = judge(case(lock(clear_since=clear_since)))
+    assert decision.verdict is (LockVerdict.STALE if stale else LockVerdict.UNCONFIRMED)
+    seen = 0 if clear_since is None else AT - clear_since
+    assert decision.evidence == f"nobody has owned it for {seen:.0f} s of 60 s"
+
+
+# ---------------------------------------------------------------------------------------------------- settling
+
+
+RULES = rules()
+REPORT = replace(RULES, lock_recovery=False)
+
+
+def settle(memory: LockMemory, at: float = AT, by: Rules = RULES, **parts: Any) -> locks.Settled:
+    return locks.settle(memory, judge(case(memory, **parts)), at, by)
+
+
+def test_a_first_look_that_finds_nobody_is_remembered_and_says_when_the_second_is_due() -> None:
+    settled = settle(lock(clear_since=None))
+    assert (settled.memory.clear_since, settled.decision.next_at, settled.notices) == (AT, AT + 60, ())
+    again = settle(lock(clear_since=AT - 30))
+    assert (again.memory.clear_since, again.decision.next_at) == (AT - 30, AT + 30)
+    assert settle(lock()).memory.clear_since == AT - 120
+    assert settle(lock()).decision.next_at is None
+
+
+@pytest.mark.parametrize("at", range(6), ids=[name for _, name, _ in SPOILT[:6]])
+def test_a_look_that_finds_anything_else_begins_the_proof_anew(at: int) -> None:
+    found = spoilt(SPOILT[at][2])
+    assert locks.settle(found.memory, judge(found), AT, RULES).memory.clear_since is None
+
+
+def test_that_a_lock_is_stale_is_told_once() -> None:
+    settled = settle(lock())
+    (told,) = settled.notices
+    proof = "; ".join(check.evidence for check in settled.decision.checks if check.name in ("no backup at work", "trace"))
+    assert (told.event, told.id, told.name, told.guard) == (Event.LOCK_STALE, CT, "guest101", "locked")
+    assert dict(told.fields) == {"lock": "backup", "evidence": proof}
+    assert told.message == f"has a lock `backup` that nobody owns: {proof}; it is unlocked now"
+    assert settled.memory.told and settle(settled.memory).notices == ()
+
+
+def test_a_snapshot_alone_is_told_with_its_name_and_without_a_guard() -> None:
+    settled = settle(lock(""))
+    (told,) = settled.notices
+    assert (told.guard, dict(told.fields)["lock"]) == ("", "vzdump")
+    assert told.message.startswith("has a snapshot `vzdump` that nobody owns: ")
+    assert settled.memory.told
+    assert settle(lock("", deletes=1)).notices == ()
+    assert settle(lock(deletes=1)).notices != ()
+
+
+@pytest.mark.parametrize(("since", "told"), [(AT - 86399, False), (AT - 86400, True), (AT - 90000, True)])
+def test_an_old_lock_of_any_kind_is_told_once(since: float, told: bool) -> None:
+    settled = settle(lock("migrate", since=since))
+    assert settled.memory.warned is told and [n.event for n in settled.notices] == [Event.LOCK_OLD] * told
+    for one in settled.notices:
+        evidence = settled.decision.evidence
+        assert dict(one.fields) == {"lock": "migrate", "age_s": AT - since, "evidence": evidence}
+        assert one.message == f"has been locked (migrate) for {(AT - since) / 3600:.0f} h: nobodys_business ({evidence})"
+        assert settle(settled.memory).notices == ()
+
+
+def test_the_age_of_an_old_lock_in_words() -> None:
+    (told,) = settle(lock("migrate", since=AT - 100 * 86400)).notices
+    assert told.message.startswith("has been locked (migrate) for 2400 h: ")
+
+
+def test_a_snapshot_alone_is_no_old_lock() -> None:
+    assert not settle(lock("", since=-1e7, told=True)).notices
+    assert settle(lock("migrate", since=AT - 100), by=replace(RULES, lock_warn_after=100.0)).notices
+
+
+STEPS: dict[str, tuple[LockMemory, Rules, dict[str, Any], str]] = {
+    "unlock": (lock(), RULES, {}, "it is unlocked now"),
+    "delete": (lock(""), RULES, {}, "the snapshot `vzdump` is deleted now"),
+    "unlock later": (lock(next_at=AT + 30), RULES, {}, "it is unlocked in 30 s"),
+    "delete later": (lock("", delete_at=AT + 3000), RULES, {}, "the snapshot `vzdump` is deleted in 3000 s"),
+    "a delete that waits makes no unlock wait": (lock(delete_at=AT + 3000), RULES, {}, "it is unlocked now"),
+    "an unlock that waits makes no delete wait": (lock("", next_at=AT + 30), RULES, {}, "the snapshot `vzdump` is deleted now"),
+    "at that very moment": (lock(next_at=AT), RULES, {}, "it is unlocked now"),
+    "unlocks used up": (lock(unlocks=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101"),
+    "deletes used up": (lock("", deletes=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101"),
+    "one unlock left": (lock(unlocks=2), RULES, {}, "it is unlocked now"),
+    "one delete left": (lock("", deletes=2), RULES, {}, "the snapshot `vzdump` is deleted now"),
+    "deletes used up, locked": (lock(deletes=3), RULES, {}, "it is unlocked now"),
+    "unlocks used up, not locked": (lock("", unlocks=3), RULES, {}, "the snapshot `vzdump` is deleted now"),
+    "report": (lock(), REPORT, {}, "nothing is done, since `[locks] recover` is `report`; with `prove` it is unlocked"),
+    "report once": (
+        lock(clear_since=None),
+        REPORT,
+        {},
+        "if nobody owns it at the next look either, it is unlocked, were `[locks] recover` not `report`",
+    ),
+    "unconfirmed": (lock(clear_since=None), RULES, {}, "if nobody owns it at the next look either, it is unlocked"),
+    "unconfirmed snapshot": (
+        lock("", clear_since=None),
+        RULES,
+        {},
+        "if nobody owns it at the next look either, the snapshot `vzdump` is deleted",
+    ),
+    "no trace": (lock(), RULES, {"history": ()}, ""),
+    "owned": (lock(), RULES, {"tasks": (OURS,)}, ""),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_is_done_next_is_what_is_told(name: str) -> None:
+    memory, by, parts, words = STEPS[name]
+    settled = settle(memory, by=by, **parts)
+    assert settled.decision.next_step == words
+    step = {"it is unlocked now": LockStep.UNLOCK, "the snapshot `vzdump` is deleted now": LockStep.DELETE_SNAPSHOT}.get(words)
+    assert locks.due(settled.memory, settled.decision, AT, by) is step
+
+
+def test_unlocks_and_deletes_are_counted_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "UNLOCKS", 2)
+    monkeypatch.setattr(locks, "DELETES", 5)
+    for memory, most in ((lock(unlocks=2), 2), (lock("", deletes=5), 5)):
+        assert settle(memory).decision.next_step.startswith(f"given up after {most} attempts")
+    for memory in (lock(unlocks=1), lock("", deletes=4)):
+        assert settle(memory).decision.next_step.endswith(" now")
+
+
+def test_while_the_helper_is_at_it_nothing_more_is_asked() -> None:
+    for memory in (lock(asked=True), lock("", asked=True)):
+        assert locks.due(memory, judge(case(memory)), AT, RULES) is None
+
+
+# ---------------------------------------------------------------------------------------------------- after a step
+
+
+def test_a_step_is_written_down_before_it_is_asked_for() -> None:
+    asked = locks.asking(lock(), LockStep.UNLOCK)
+    assert asked == lock(step=LockStep.UNLOCK, asked=True)
+    assert locks.looked_at_anew(asked) == lock(clear_since=None)
+
+
+def test_a_failed_unlock_waits_1_then_2_min_and_needs_fresh_evidence() -> None:
+    memory = lock(delete_at=5.0)
+    for made, wait in ((1, 60), (2, 120), (3, 120)):
+        memory = locks.failed(locks.asking(memory, LockStep.UNLOCK), AT)
+        assert memory == lock(unlocks=made, next_at=AT + wait, delete_at=5.0, clear_since=None)
+
+
+def test_a_failed_delete_waits_1_then_6_h_and_needs_fresh_evidence() -> None:
+    memory = lock("", next_at=5.0)
+    for made, wait in ((1, 3600), (2, 21600), (3, 21600)):
+        memory = locks.failed(locks.asking(memory, LockStep.DELETE_SNAPSHOT), AT)
+        assert memory == lock("", deletes=made, delete_at=AT + wait, next_at=5.0, clear_since=None)
+
+
+def test_after_an_unlock_only_the_snapshot_and_its_failed_deletes_are_remembered() -> None:
+    before = lock("snapshot-delete", step=LockStep.UNLOCK, asked=True, unlocks=2, next_at=AT + 1, deletes=1, delete_at=AT + 9, ours=True)
+    assert locks.unlocked(before) == lock("", clear_since=None, deletes=1, delete_at=AT + 9)
+
+
+def test_what_our_delete_left_is_a_lock_since_now() -> None:
+    left_one = locks.left_by_our_delete(lock("", deletes=1, delete_at=AT + 3600), AT)
+    assert left_one == lock("snapshot-delete", since=AT, free_at=AT, deletes=1, delete_at=AT + 3600, ours=True)
+    assert locks.not_before(left_one) == 0.0
+
+
+def test_rearmed_has_all_attempts_again_at_once() -> None:
+    assert locks.rearmed(lock(unlocks=3, deletes=3, next_at=AT + 60, delete_at=AT + 3600)) == lock()
+
+
+def test_a_step_that_could_not_be_asked_for_is_put_off_and_no_failure() -> None:
+    assert locks.put_off(locks.asking(lock(delete_at=1.0), LockStep.UNLOCK), AT + 60) == lock(
+        clear_since=None, next_at=AT + 60, delete_at=1.0
+    )
+    assert locks.put_off(lock("", next_at=1.0), AT + 60) == lock("", clear_since=None, delete_at=AT + 60, next_at=1.0)
+
+
+# ---------------------------------------------------------------------------------------------------- seeing
+
+
+def seen(known: LockMemory | None, kind: str | None, stamp: str = "1", free_at: float | None = AT - 60, **parts: Any) -> LockMemory:
+    return locks.seen_now(known, listed(lock=kind), stamp, observation(listed(lock=kind), **parts), free_at)
+
+
+@pytest.mark.parametrize("free_at", [None, AT - 60])
+def test_a_lock_that_is_new(free_at: float | None) -> None:
+    assert seen(None, "backup", free_at=free_at) == LockMemory(CT, "guest101", "backup", since=AT, free_at=free_at, stamp="1")
+    assert seen(None, None, free_at=free_at) == LockMemory(CT, "guest101", "", since=AT, free_at=free_at, stamp="1")
+
+
+def test_a_lock_that_is_still_there_stays_what_it_is() -> None:
+    known = lock(during=LEFT.text, told=True, warned=True, unlocks=2, next_at=5.0, deletes=1)
+    assert seen(known, "backup") is known
+
+
+@pytest.mark.parametrize(("kind", "stamp"), [("backup", "2"), ("snapshot", "1"), ("migrate", "2"), (None, "2")])
+def test_another_kind_or_a_file_that_was_written_is_another_lock(kind: str | None, stamp: str) -> None:
+    known = lock(during=LEFT.text, told=True, warned=True, deletes=1, delete_at=7.0)
+    fresh = LockMemory(CT, "guest101", kind or "", since=AT, free_at=AT - 60, stamp=stamp, deletes=1, delete_at=7.0)
+    assert seen(known, kind, stamp) == fresh
+
+
+def test_another_kind_has_all_its_unlocks_and_a_written_file_alone_gives_none() -> None:
+    """A failed unlock may write the file, too."""
+    known = lock(unlocks=3, next_at=AT + 60)
+    assert (seen(known, "snapshot").unlocks, seen(known, "snapshot").next_at) == (0, 0.0)
+    assert (seen(known, "backup", "2").unlocks, seen(known, "backup", "2").next_at) == (3, AT + 60)
+
+
+@pytest.mark.parametrize(
+    ("known", "kind", "ours"),
+    [
+        (lock("", step=LockStep.DELETE_SNAPSHOT, asked=True), "snapshot-delete", True),
+        (lock("", step=LockStep.DELETE_SNAPSHOT), "snapshot-delete", False),
+        (lock("", step=LockStep.DELETE_SNAPSHOT, asked=True), "migrate", False),
+        (lock("", step=LockStep.UNLOCK, asked=True), "snapshot-delete", False),
+        (lock("snapshot-delete", ours=True), "snapshot-delete", True),
+        (lock("snapshot-delete", ours=True), "backup", False),
+        (lock("snapshot-delete"), "snapshot-delete", False),
+    ],
+)
+def test_whose_a_lock_is_that_comes_while_we_delete(known: LockMemory, kind: str, ours: bool) -> None:
+    assert seen(known, kind, "2").ours is ours
+
+
+def test_a_lock_that_went_as_we_asked_stays_in_memory_until_that_is_told() -> None:
+    known = lock(step=LockStep.UNLOCK, asked=True)
+    assert seen(known, None, "2") is known
+    assert seen(lock(step=LockStep.UNLOCK), None, "2").kind == ""
+    assert seen(lock("", step=LockStep.DELETE_SNAPSHOT, asked=True), None, "2").stamp == "2"
+
+
+@pytest.mark.parametrize(
+    ("pid", "tasks", "found"),
+    [
+        (77, (OURS,), OURS),
+        (77, (MANY,), MANY),
+        (77, (OTHER,), None),
+        (78, (OURS,), None),
+        (77, (task("vzstart", "101", pid=77),), None),
+        (77, (replace(OURS, status=Ok()),), None),
+        (77, GONE, None),
+        (77, (OTHER, task("vzdump", "101", pid=78), OURS), OURS),
+    ],
+)
+def test_who_holds_the_flock_when_a_lock_comes(pid: int, tasks: Any, found: Task | None) -> None:
+    assert seen(None, "backup", tasks=tasks, backups=held_by(pid)).during == (found.upid.text if found is not None else "")
+
+
+@pytest.mark.parametrize("flock", [None, GONE])
+def test_nobody_holds_a_flock_that_is_free_or_not_to_be_read(flock: Any) -> None:
+    assert seen(None, "backup", tasks=(OURS,), backups=replace(QUIET, flock=flock)).during == ""
+
+
+def test_the_first_that_held_it_is_remembered_and_a_later_one_did_not_make_the_lock() -> None:
+    known = seen(None, "backup", tasks=(OURS,), backups=held_by(77))
+    later = task("vzdump", "", pid=78)
+    assert seen(known, "backup", tasks=(later,), backups=held_by(78)) is known
+    assert seen(known, "backup") is known
+
+
+def test_a_guest_that_was_renamed_keeps_its_lock() -> None:
+    guest = replace(listed(lock="backup"), name="web")
+    assert locks.seen_now(lock(), guest, "1", observation(guest), None) == lock(name="web")
+
+
+def test_words() -> None:
+    assert (locks.in_words(lock()), locks.in_words(lock(""))) == ("lock `backup`", "snapshot `vzdump`")
+
+
+def test_the_evidence_reads_well() -> None:
+    steps = {name: settle(memory, by=by, **parts).decision for name, (memory, by, parts, _) in STEPS.items()}
+    proven = {"proven": lock(), "proven as ours": lock("snapshot-delete", ours=True), "proven of a snapshot": lock("")}
+    decisions: dict[str, LockDecision] = {name: judge(case(memory)) for name, memory in proven.items()}
+    decisions |= {f"{name}, spoilt": judge(spoilt(parts)) for _, name, parts in SPOILT}
+    decisions |= {name: judge(case(**parts)) for name, parts in AT_WORK.items()}
+    decisions |= {name: judge(case(lock(kind), snapshots=of)) for name, kind, of in SNAPSHOTS}
+    lines = [f"{name}: {d.verdict}; {d.next_step or 'nothing'}\n" for name, d in steps.items()]
+    for name, d in decisions.items():
+        checks = (f"  {check.name}: {ANSWERS[check.ok]}: {check.evidence}\n" for check in d.checks)
+        lines += [f"{name}: {d.verdict}\n", *checks]
+    golden("words_of_locks.txt", "".join(lines))
+
+
+ANSWERS = {True: "yes", False: "no", None: "unknown"}
+SNAPSHOTS: tuple[tuple[str, str, Any], ...] = (
+    ("snapshot lock without a snapshot", "snapshot", {}),
+    ("snapshot lock and a whole snapshot", "snapshot", {"vzdump": ""}),
+    ("snapshot-delete lock and one being made", "snapshot-delete", {"vzdump": "prepare"}),
+    ("snapshot-delete lock, unreadable", "snapshot-delete", GONE),
+    ("no lock and no snapshot", "", {}),
+    ("no lock, unreadable", "", GONE),
+)
+
+
+# ---------------------------------------------------------------------------------------------------- any combination
+
+
+TASKS = st.lists(
+    st.builds(task, st.sampled_from(["vzdump", "vzmigrate"]), st.sampled_from(["101", "102", ""]), pid=st.just(77)), max_size=2
+)
+ENDED = st.builds(
+    dead, st.sampled_from(["101", "102", ""]), said=st.sampled_from([KILLED, Error("x"), Ok()]), at=st.sampled_from([BEGAN, AT - 5000, AT])
+)
+WITNESSES = st.builds(
+    lambda flock, live, archives: replace(QUIET, flock=flock, live_upid=live, archives=archives),
+    st.sampled_from([None, None, None, GONE, FlockHolder(77)]),
+    st.sampled_from([None, None, None, GONE, OURS.upid, OTHER.upid]),
+    st.sampled_from([frozenset(), frozenset(), GONE, frozenset({101}), frozenset({102})]),
+)
+MEMORIES = st.builds(
+    lock,
+    st.sampled_from(["backup", "backup", "snapshot", "snapshot-delete", "", "migrate"]),
+    st.sampled_from([CT, GuestId(GuestKind.QEMU, 101)]),
+    free_at=st.sampled_from([None, FREE]),
+    clear_since=st.sampled_from([None, AT, AT - 59.5, AT - 600]),
+    during=st.sampled_from(["", LEFT.text]),
+    ours=st.booleans(),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    memory=MEMORIES,
+    tasks=st.one_of(st.just([]), st.just([]), TASKS, st.just(GONE)),
+    backups=WITNESSES,
+    history=st.one_of(st.lists(ENDED, max_size=3).map(tuple), st.just(GONE)),
+    snapshots=st.sampled_from([GONE, {}, {"vzdump": ""}, {"vzdump": "prepare"}, {"vzdump": "delete"}]),
+    gate=st.sampled_from([Gate(), Gate(), SHUT]),
+    held=st.sampled_from([None, None, (hold(101), 60.0)]),
+    behind=st.sampled_from([left(None), left(BEGAN + 10), left(AT - 9000, LEFT), left(BEGAN + 10, GONE)]),
+)
+def test_stale_means_that_everything_is_proven(
+    memory: LockMemory, tasks: Any, backups: Any, history: Any, snapshots: Any, gate: Gate, held: Any, behind: LockWitnesses
+) -> None:
+    """I7, said anew: whatever is seen and remembered."""
+    tasks = tasks if isinstance(tasks, Unreadable) else tuple(tasks)
+    parts = {"history": history, "snapshots": snapshots, "gate": gate, "hold": held, "left_behind": behind}
+    decision = judge(case(memory, tasks=tasks, backups=backups, **parts))
+    if decision.verdict is not LockVerdict.STALE:
+        return
+    assert gate.open and held is None
+    assert memory.clear_since is not None and AT - memory.clear_since >= CONFIRM - 1
+    assert not isinstance(tasks, Unreadable)
+    assert not any(t.running and t.upid.id == "101" for t in tasks) and not any(
+        t.running and t.upid.covers(101) and t.upid.type == "vzdump" for t in tasks
+    )
+    assert backups.flock is None
+    assert backups.live_upid is None or (isinstance(backups.live_upid, Upid) and not backups.live_upid.covers(101))
+    assert isinstance(backups.archives, frozenset) and 101 not in backups.archives
+    if memory.kind != "backup":
+        assert memory.id.kind is GuestKind.LXC and isinstance(snapshots, dict)
+        wanted = {"snapshot": ("prepare",), "snapshot-delete": ("delete",), "": ("", "prepare", "delete")}[memory.kind]
+        assert snapshots.get("vzdump") in wanted
+    if memory.kind and not memory.ours:
+        assert not isinstance(history, Unreadable)
+        died = any(not isinstance(t.status, Ok) and t.upid.covers(101) for t in history)
+        assert died or memory.during or isinstance(behind.left_over, Upid)
