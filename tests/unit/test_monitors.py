@@ -883,7 +883,7 @@ def test_a_name_that_it_never_had() -> None:
 
 
 def test_a_gate_that_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Teller, "gate", lambda *of: None)
+    monkeypatch.setattr(Teller, "gate", lambda *of, **named: None)
     sim = simulation()
     down(sim, 101)
     sim.world.at(20, lambda: setattr(sim.world, "quorate", False))

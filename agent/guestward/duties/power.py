@@ -103,7 +103,7 @@ class PowerWatch:
             for memory in list(state.memories.values()):
                 state.remember(recall.after_boot(memory))
             self.placed = ()
-        state.node = NodeMemory(boot_id=boot_id)
+        state.node = NodeMemory(boot_id=boot_id, unseeded=self._lost())
         state.save()
 
     def _note_clock(self, seen: Observation) -> None:
@@ -126,6 +126,7 @@ class PowerWatch:
         if counted:
             state.teller.aborted(seen.reason, seen.at)
         self.starter.due.clear()
+        self.starter.failing.clear()
         state.save()
         state.publish()
         return Result.ABORTED
@@ -191,15 +192,19 @@ class PowerWatch:
         )
         self.state.remember(left)
 
+    def _lost(self) -> bool:
+        """Whether what was tried before is only in PVE's task list. That is durable: a look that is aborted cannot ask."""
+        return self.state.node.unseeded or (not self.state.seeded and self.env.store.begins_empty())
+
     def _seed_attempts(self, seen: Observation) -> None:
         """Without a memory of our own PVE's task list tells what we tried lately, so that a lost state grants no new attempts (C08)."""
         state = self.state
-        if state.seeded or not self.env.store.begins_empty():
+        if not self._lost():
             return
         history = self._history(seen, seen.at + READ_BUDGET)
         if history is None:
             return  # asked again at the next look; this one is incomplete
-        state.seeded = True
+        state.seeded, state.node = True, replace(state.node, unseeded=False)
         for id in seen.guests:
             memory = state.memories.get(id) or recall.first_seen(id, watched=state.node.watched)
             own = attempts.own_starts(history, id, seen.token_id, seen.at - SEED_SECONDS, seen.at)
@@ -238,6 +243,9 @@ class PowerWatch:
     def _explain(self, memory: GuestMemory, history: tuple[Task, ...], seen: Observation) -> None:
         doubt = memory.doubt_since
         if doubt is not None and causes.born_since(history, memory.id.vmid, doubt):
+            if memory.in_flight is not None:
+                gone = attempts.end(memory.in_flight, self.env.clock.boottime(), Outcome.UNKNOWN, "another guest was made under this VMID")
+                self.starter.ended(memory, gone)
             self.state.take(recall.reborn(memory))
             memory = self.state.memories[memory.id]
         cause = causes.stop_cause(history, memory.id.vmid, seen.token_id, memory.ran_until) or memory.cause
@@ -256,7 +264,7 @@ class PowerWatch:
 
     def _decide_awake(self, seen: Observation, holds: Holds, before: Mapping[GuestId, GuestMemory]) -> None:
         state = self.state
-        state.teller.gate(state.gate, seen.at)
+        state.teller.gate(state.gate, seen.at, tasks_known=not isinstance(seen.tasks, Unreadable))
         state.teller.grants(seen.lost)
         state.decide_listed(seen.guests, [decide(state.case(seen, id, holds)) for id in state.quiet.in_order(seen.guests)])
         for decision in state.awake():

@@ -125,7 +125,6 @@ class Starter:
             last,
             at=now,
             wall=env.clock.wall(),
-            host=env.host.host(),
             guests={**last.guests, id: ListedGuest(id, last.guests[id].name, live.running, live.pid, up_since, live.lock)},
             members=members,
             tasks=read_tasks(env, lost, deadline),
@@ -133,7 +132,8 @@ class Starter:
             configs={id: read_config(env, self.state.sight.cache, id, None, deadline)},
         )
         fresh = with_witnesses(env, fresh, deadline)
-        return replace(fresh, resources=_with_live_ha(fresh.resources, id, live))
+        # The host itself last: it costs nothing, and PVE's answers may have taken their time.
+        return replace(fresh, host=env.host.host(), resources=_with_live_ha(fresh.resources, id, live))
 
     def _send(self, memory: GuestMemory) -> None:
         attempt, clock = memory.attempts[-1], self.state.env.clock
@@ -227,6 +227,8 @@ class Starter:
             self.state.remember(recall.came_up(memory))
             turn = self.under_way.get(memory.id)
             self.next_turn_at = max(self.next_turn_at, at + (turn.startup.up if turn is not None else 0))
+        elif memory.id in self.state.memories:  # somebody may have stopped it meanwhile: the history is read again
+            self.state.remember(replace(self.state.memories[memory.id], cause_read=False))
         self.under_way.pop(memory.id, None)
         self.state.publish()
 

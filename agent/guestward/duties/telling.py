@@ -80,11 +80,13 @@ class Teller:
             self.env.journal.emit(Event.SWEEP_INCOMPLETE, level, message=text, reason=words, incomplete_for_s=round(at - self.gaps_since))
         self.missed, self.gaps = None, frozenset(missing)
 
-    def gate(self, gate: Gate, at: float) -> None:
-        """Each reason on entry, the gate as a whole on exit."""
+    def gate(self, gate: Gate, at: float, *, tasks_known: bool) -> None:
+        """Each reason on entry, the gate as a whole on exit. As long as tasks cannot be read, a bulk task has not been seen to end."""
         if not gate.closures and not self.closures and gate.warnings == self.warnings:
             return
         closures = reasons(gate.closures)
+        if not tasks_known and GateReason.BULK_TASK in self.closures:
+            closures = tuple(dict.fromkeys((*closures, GateReason.BULK_TASK)))
         new = [reason for reason in closures if reason not in self.closures]
         if new:
             evidence = "; ".join(c.evidence for c in gate.closures if c.reason in new)

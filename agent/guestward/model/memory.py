@@ -133,7 +133,8 @@ class NodeMemory:
     """What is remembered of the node.
 
     boot_id: the boot in which all times are, in seconds since its start. watched: guests were seen in this boot. looked_at: when, last.
-    offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests.
+    offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests. unseeded:
+    the memory was lost, and PVE has not been asked yet what was tried before.
     """
 
     boot_id: str = ""
@@ -143,3 +144,4 @@ class NodeMemory:
     sweeps: int = 0
     mass_stop_until: float | None = None
     locks: tuple[LockMemory, ...] = ()
+    unseeded: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from guestward.model.memory import StopCause
 from guestward.model.moment import utc
 from guestward.model.rules import MASS_STOP_PAUSE, MASS_STOP_WINDOW
-from guestward.model.task import Error, Task, Upid
+from guestward.model.task import Error, Ok, Task, Upid, Warnings
 
 CLOCK_SLACK = 60.0
 TASK_SLACK = 90.0  # a shutdown that waits for the guest
@@ -74,13 +74,16 @@ def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
 
     Then the one that was there is gone, however alike the new one looks: a restore keeps names, disks and MAC addresses.
     """
+    started: float | None = None  # when the newest start that went well began
     for task in tasks:
         if task.upid.id != str(vmid) or isinstance(task.status, Error):
             continue
-        if task.upid.type in STARTS:
-            return False
+        if task.upid.type in STARTS and isinstance(task.status, (Ok, Warnings)):
+            started = task.upid.started_boottime if started is None else started
         if task.upid.type in BIRTHS:
-            return task.endtime is None or task.endtime - _offset(task.upid) >= since - END_SLACK
+            ended = None if task.endtime is None else task.endtime - _offset(task.upid)
+            has_run = started is not None and ended is not None and started >= ended
+            return not has_run and (ended is None or ended >= since - END_SLACK)
     return False
 
 

@@ -65,7 +65,7 @@ def _as_before(memory: GuestMemory, seen: ListedGuest, obs: Observation) -> bool
         and seen.pid is not None
         and seen.lock is None
         and seen.id not in obs.configs
-        and not not_working_state(seen, obs)
+        and not _troubled_state(seen, obs)
     )
 
 
@@ -82,11 +82,12 @@ def _compare(memory: GuestMemory, config: GuestConfig, notices: list[Notice]) ->
         notices.append(_notice(Event.GUEST_FORGOTTEN, memory, "another guest has this VMID now", reason="identity changed"))
         fresh = GuestMemory(memory.id, name=memory.name, owned=memory.owned, new=True)
         return replace(fresh, identity=config.identity, fingerprint=config.fingerprint, onboot=config.onboot)
-    changed = memory.fingerprint not in ("", config.fingerprint)
+    changed, known = memory.fingerprint not in ("", config.fingerprint), memory.identity != ""
     if memory.in_flight is not None:
         return replace(memory, identity=config.identity)
     memory = replace(memory, identity=config.identity, fingerprint=config.fingerprint, onboot=config.onboot)
-    return replace(rearm(memory, "its configuration changed", notices), released=True) if changed else memory
+    # What was changed while it ran came before the stop, and lifts nothing.
+    return replace(rearm(memory, "its configuration changed", notices), released=memory.released or known) if changed else memory
 
 
 def rearm(memory: GuestMemory, reason: str, notices: list[Notice]) -> GuestMemory:
@@ -141,7 +142,7 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
     if memory.down_since is not None and memory.announced:
         down_s = round(obs.at - memory.down_since)
         notices.append(_notice(Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be ({down_s} s)", down_s=down_s))
-    steady = seen.lock is None and not memory.not_working
+    steady = seen.lock is None and not memory.not_working and not _troubled_state(seen, obs)
     since = max(memory.stable_since or obs.at, obs.at - seen.uptime(obs.at)) if steady else None
     # The write of a memory that does not change is spared: `since` moves only when the guest was restarted between two looks.
     since = (

@@ -12,7 +12,7 @@ from guestward.model.task import Ok, Unknown, Warnings, exit_status
 from guestward.sim.log import Logged
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import BrokenError, Watch
-from guestward.sim.monitors.past import STARTS, Facts, Past, Sent, Snap
+from guestward.sim.monitors.past import BIRTHS, STARTS, Facts, Past, Sent, Snap
 
 INTERRUPTED = ("received interrupt", "interrupted by signal")
 CAUSE = re.compile(r"(\S+) by (\S+) at ")
@@ -176,7 +176,17 @@ class OutcomesTrue(Watch):
         over = past.world.boottime >= sent.deadline(past.rules.start_timeout) - 0.01
         said = sent.task.said if sent.task is not None else None
         plain = said is not None and not isinstance(exit_status(said), Unknown) and not said.startswith(INTERRUPTED)
-        doubt = sent.gone or sent.life != past.life or past.world.now - past.api_failed < 30 or any(asked.failed for asked in past.job)
+        made_anew = any(
+            task.upid.id == str(sent.id.vmid) and task.upid.type in BIRTHS and task.upid.started_boottime >= sent.at
+            for task in past.world.archive
+        )
+        doubt = (
+            sent.gone
+            or made_anew
+            or sent.life != past.life
+            or past.world.now - past.api_failed < 30
+            or any(asked.failed for asked in past.job)
+        )
         facts = past.snap.guests.get(sent.id.vmid)
         if not over and plain and not doubt and facts is not None and facts.owned:
             self.broken(f"{sent.id} is told as unknown at {logged.t:.1f} s; its task said {said!r}")
