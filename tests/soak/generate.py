@@ -44,7 +44,7 @@ def _draw(plan: Plan, days: float) -> None:
     """Episodes of the kinds that this scenario has, a few or a few hundred of them."""
     kinds = [kind for kind in EPISODES if not plan.chance(LEFT_OUT)] or EPISODES
     weights = [kind.weight * plan.span(0.3, 3) for kind in kinds]
-    for kind in plan.rng.choices(kinds, weights, k=max(3, round(plan.span(20, 250) * days / 7))):
+    for kind in plan.rng.choices(kinds, weights, k=max(3, round(plan.span(20, 130) * days / 7))):
         kind.draw(plan, plan.moment())
     if plan.chance(0.8):
         t, every = 0.0, plan.span(4 * HOUR, 2 * DAY)
@@ -69,7 +69,7 @@ def _config(rng: Random) -> dict[str, dict[str, Any]]:
         "backup_wait_warn": ("10m", "3h"),
     }
     for key, values in variants.items():
-        if rng.random() < (0.75 if key == "interval" else 0.25):
+        if rng.random() < (0.9 if key == "interval" else 0.25):
             found["watchdog"][key] = rng.choice(values)
     if rng.random() < 0.15:
         found["scope"] = {"pools": ["guestward", "guestward2"]}
@@ -81,7 +81,7 @@ def _config(rng: Random) -> dict[str, dict[str, Any]]:
 
 
 def _guests(plan: Plan) -> list[Data]:
-    count = plan.pick((1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12)) if plan.chance(0.97) else 50
+    count = plan.pick((1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 9)) if plan.chance(0.99) else 50
     found = [_guest(plan, 101 + number) for number in range(count)]
     if plan.chance(0.1):
         found.append(_guest(plan, plan.pick(BAND)))

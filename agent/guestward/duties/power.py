@@ -115,7 +115,7 @@ class PowerWatch:
     def _rearm_requests(self) -> None:
         self.state.rearmed = self.env.store.take_rearms()
         for vmid in self.state.rearmed:
-            for memory in [m for m in self.state.memories.values() if m.id.vmid == vmid]:
+            for memory in [m for m in self.state.memories.values() if m.id.vmid == vmid and not m.away]:
                 self.state.take(recall.rearmed_by_operator(memory))
 
     def _abort(self, seen: Aborted, *, counted: bool) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from guestward.model.memory import StopCause
@@ -82,7 +83,8 @@ def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
             started = task.upid.started_boottime if started is None else started
         if task.upid.type in BIRTHS:
             ended = None if task.endtime is None else task.endtime - _offset(task.upid)
-            has_run = started is not None and ended is not None and started >= ended
+            after = math.inf if ended is None else max(task.upid.started_boottime, ended - END_SLACK / 2)
+            has_run = started is not None and started >= after
             return not has_run and (ended is None or ended >= since - END_SLACK)
     return False
 

@@ -114,6 +114,10 @@ class Fate:
         return self.garbled or self.seconds > self.left
 
 
+class _HungError(PveAnswerLost):
+    """The request was taken and hangs."""
+
+
 class _AnswerGone(Exception):
     """The request was carried out, or was lost on its way; its effect is noted."""
 
@@ -168,7 +172,7 @@ class SimPve:
     def _note(self, route: str) -> None:
         self.wire.calls.append(Call(self.world.now, route))
 
-    def _arrive(self, method: str, path: str, deadline: float) -> Fate:
+    def _arrive(self, method: str, path: str, deadline: float, hangs: Callable[[], None] = lambda: None) -> Fate:
         """A request on its way. Raises PveError when something keeps it from being carried out."""
         world, route = self.world, f"{method} {path}"
         for prefix in [prefix for prefix in self.wire.before if route.startswith(prefix)]:
@@ -181,8 +185,9 @@ class SimPve:
         fate = Fate(route, left)
         for rule in world.api.met_by(method, path):
             if rule.trouble is Trouble.HANG:
+                hangs()
                 self._pass(left)
-                raise PveAnswerLost(f"{route}: {world.node}:8006 did not answer in time")
+                raise _HungError(f"{route}: {world.node}:8006 did not answer in time")
             if rule.trouble is Trouble.FAULT:
                 raise (PveAnswerLost if rule.status in LOST else PveRefused)(f"{route}: {rule.status}", rule.status)
             fate.seconds += rule.seconds
@@ -352,10 +357,10 @@ class SimPve:
         path = f"{self._path(guest)}/status/start"
         self._note(f"POST {path}")
         try:
-            fate = self._arrive("POST", path, deadline)
+            fate = self._arrive("POST", path, deadline, lambda: self._effect("start", guest, "lost"))
             upid = self._start(guest, lost=fate.lost)
-        except PveUnreachable:
-            raise  # it was never sent
+        except (PveUnreachable, _HungError):
+            raise  # it was never sent, or is noted
         except _AnswerGone:
             raise PveAnswerLost(f"POST {path}: the connection broke off before the answer") from None
         except PveError as error:

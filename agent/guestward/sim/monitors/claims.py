@@ -13,6 +13,7 @@ from guestward.sim.log import Logged
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import BrokenError, Watch
 from guestward.sim.monitors.past import BIRTHS, STARTS, Facts, Past, Sent, Snap
+from guestward.sim.tasks import SimTask
 
 INTERRUPTED = ("received interrupt", "interrupted by signal")
 CAUSE = re.compile(r"(\S+) by (\S+) at ")
@@ -155,7 +156,8 @@ class OutcomesTrue(Watch):
         if sent.result == "refused":
             return
         self._in_time(logged, sent)
-        said = sent.task.said if sent.task is not None else None
+        task = sent.task or self._by_our_token(sent)
+        said = task.said if task is not None else None
         if said is None:
             self.broken(
                 f"{sent.id} is told as failed at {logged.t:.1f} s; nobody knows: {'its task runs' if sent.task else 'the answer was lost'}"
@@ -165,6 +167,12 @@ class OutcomesTrue(Watch):
             self.broken(f"{sent.id} is told as failed at {logged.t:.1f} s; nobody knows: its task said {said!r}")
         if isinstance(status, Ok | Warnings) and all(self._seen(snap, sent) for snap in self.past.snaps):
             self.broken(f"{sent.id} is told as failed at {logged.t:.1f} s and runs")
+
+    def _by_our_token(self, sent: Sent) -> SimTask | None:
+        """Where the answer was lost, a start that somebody else sent with our token meanwhile is taken for ours: nobody could tell."""
+        world, vmid = self.past.world, str(sent.id.vmid)
+        known = (t for t in (*world.archive, *world.tasks) if t.upid.id == vmid and t.upid.type in STARTS and t.upid.user == world.token_id)
+        return next((task for task in known if task.upid.started_boottime >= sent.at - 1), None)
 
     def _seen(self, snap: Snap, sent: Sent) -> bool:
         facts = snap.guests.get(sent.id.vmid)
@@ -513,7 +521,7 @@ _GUARDS: Mapping[str, Callable[[Past, Snap, Facts], bool]] = {
     "new_here": lambda past, snap, facts: bool(past.memory(facts.id.vmid).maybe_new) or facts.lock in ("create", "import", "clone"),
     "held": _held,
     "ha": _ha,
-    "locked": lambda past, snap, facts: facts.lock is not None,
+    "locked": lambda past, snap, facts: facts.lock is not None or truth.SNAPSHOT in facts.snapshots,
     "task": _task,
     "backup": lambda past, snap, facts: bool(truth.backup(snap, facts)),
     "backup_unknown": _unknown_backup,

@@ -50,7 +50,7 @@ class StartedInTime(Watch):
             return
         vmid = logged.guest.vmid
         if logged.event == "rearmed":
-            self.tries.pop(vmid, None)
+            self.tries[vmid] = sum(1 for sent in self.past.memory(vmid).sent[-1:] if not sent.outcome)  # one that is under way stays
         elif vmid in self.untold:
             self.untold.discard(vmid)
         else:
@@ -127,6 +127,7 @@ class StartedInTime(Watch):
             or truth.task_on(snap, facts.id)
             or truth.backup(snap, facts)
             or truth.offline(snap, facts)
+            or truth.SNAPSHOT in facts.snapshots
             or any(name for name in facts.storages if past.world.now - past.back_online.get(name, -math.inf) < 1)
         )
         if in_the_way or past.snap.node.unreadable:
@@ -154,7 +155,7 @@ class StartedInTime(Watch):
             return False
         if past.world.boottime - of.cut_at < past.rules.start_timeout + max(past.rules.backoff) + bound(past):
             return False
-        tries += of.cut_at > -math.inf
+        tries += sum(1 for cut in of.cuts if cut > max(of.surely_stable, of.rearmed))
         if tries >= past.rules.attempts:
             return False
         last = of.sent[-1] if of.sent else None

@@ -163,6 +163,7 @@ class Of:
     """What is remembered of one VMID. changed: virtual seconds. seen_down, was_down, steady: seconds since host boot, by the lists.
 
     cut_at: the agent was killed after it had begun to look whether to start it, so that it may have noted a start that was never sent.
+    cuts: when that was, in virtual seconds. needed: storages that its configuration ever named.
     """
 
     names: set[str] = field(default_factory=set)
@@ -188,6 +189,8 @@ class Of:
     rearmed: float = -math.inf
     failed: float = -math.inf
     cut_at: float = -math.inf
+    cuts: list[float] = field(default_factory=list)
+    needed: set[str] = field(default_factory=set)
 
 
 def _order(startup: str) -> tuple[float, int]:
@@ -246,6 +249,7 @@ class Past(Watch):
         if self.cut:
             for vmid in {asked.vmid for asked in self.job if asked.kind == "live"}:
                 self.memory(vmid).cut_at = self.world.boottime
+                self.memory(vmid).cuts.append(self.world.now)
         self.job, self.job_over = [], True
         self.life, self.alive_since = self.life + 1, self.world.now
         if env.store.begins_empty():
@@ -405,6 +409,7 @@ class Past(Watch):
             config=tuple(getattr(guest, name) for name in sorted(IN_CONFIG)),
         )
         of.names.add(guest.name)
+        of.needed |= guest.storages
         of.kinds.add(guest.id)
         if self._objects.get(vmid) is not guest:
             self._objects[vmid] = guest
@@ -451,8 +456,8 @@ class Past(Watch):
 
     def _back_online(self, name: str) -> None:
         self.back_online[name] = self.world.now
-        for vmid, facts in self.snap.guests.items():
-            if name in facts.storages:
+        for vmid, of in self.of.items():
+            if name in of.needed:
                 self._reset(vmid, f"storage {name} is back")
 
     def _booted(self) -> None:

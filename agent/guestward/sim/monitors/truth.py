@@ -10,6 +10,7 @@ from guestward.model.task import Error, Upid, exit_status
 from guestward.sim.monitors.past import STOPS, Facts, Past, Snap, Stop
 
 BULK = ("startall", "stopall", "suspendall", "migrateall")
+SNAPSHOT = "vzdump"  # of a container; while it dangles lock recovery may be at work
 GRACE = 900.0  # after a boot without pve-guests
 MASS_WINDOW, MASS_PAUSE = 60.0, 900.0
 CLOCK_SLACK = 60.0
