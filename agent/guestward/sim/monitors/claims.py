@@ -282,7 +282,7 @@ class EventsTrue(Watch):
         of = self.past.memory(logged.guest.vmid)
         gone = any(facts is None or facts.id != logged.guest for facts in known)
         if reason in ("identity changed", "made anew"):
-            true = bool(of.maybe_new)
+            true = bool(of.maybe_new) or _recently(self.past, of.born_at)
         elif reason == "it was destroyed":
             true = gone or any(facts is not None and not facts.here for facts in known)
         elif reason.startswith("it moved to node "):

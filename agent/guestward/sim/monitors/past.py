@@ -176,6 +176,7 @@ class Of:
     new: str = ""
     new_at: float = -math.inf
     maybe_new: str = ""
+    born_at: float = -math.inf
     ran: bool = False
     seen_down: float | None = None
     was_down: float | None = None
@@ -206,7 +207,7 @@ class Past(Watch):
         self.sim, self.world = sim, sim.world
         self.rules = sim.config.rules()
         self.of: dict[int, Of] = {}
-        self.life, self.alive_since, self.cut = 0, self.world.now, False
+        self.life, self.alive_since, self.cut, self.all_cuts = 0, self.world.now, False, 0
         self.boot = self.world.boot
         self.watched = False
         self.job: list[Asked] = []
@@ -246,6 +247,7 @@ class Past(Watch):
     def listens_to(self, env: Env) -> Env:
         """The agent starts: give it these doors in place of its own."""
         self.cut = bool(self.job) and not self.job_over
+        self.all_cuts += self.cut
         if self.cut:
             for vmid in {asked.vmid for asked in self.job if asked.kind == "live"}:
                 self.memory(vmid).cut_at = self.world.boottime
@@ -486,6 +488,7 @@ class Past(Watch):
             return
         vmid = int(upid.id)
         of, guest = self.memory(vmid), self.world.guests.get(vmid)
+        of.born_at = self.world.now
         of.maybe_new = of.maybe_new or upid.type
         if guest is None or guest.running or guest.since + self.world.boot_offset >= upid.started_boottime:
             return

@@ -65,7 +65,7 @@ class HeartbeatCounts(Watch):
         super().__init__(past)
         self.least, self.most = 0, 0
         self.boot, self.life, self.lost = past.world.boot, past.life, past.lost_state
-        self.beat = False
+        self.beat, self.cuts = False, past.all_cuts
 
     def _catch_up(self) -> None:
         past = self.past
@@ -75,8 +75,9 @@ class HeartbeatCounts(Watch):
             self.lost = past.lost_state
             self.least, self.most = 0, (self.most if past.life == self.life else 0)
         if past.life != self.life:
-            self.most += past.cut
             self.life = past.life
+        self.most += past.all_cuts - self.cuts  # a sweep that counted, and after which the agent was killed before its job was over
+        self.cuts = past.all_cuts
 
     def event(self, logged: Logged) -> None:
         """Judge a heartbeat."""
@@ -322,7 +323,7 @@ class GateTold(Watch):
             return
         if past.life != self.life:
             self.life, self.closed = past.life, False
-        if self.closed or not past.job or not (past.asked_ok("list") and past.asked_ok("members")):
+        if self.closed or not past.job or not all(past.asked_ok(kind) for kind in ALWAYS):
             self.missed = 0
             return
         if past.snap is self.open_at:
