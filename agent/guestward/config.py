@@ -108,6 +108,7 @@ def _list_of(parse: Callable[[object], T], *, least: int = 0) -> Callable[[objec
 
 _NODE = r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _TOKEN_ID = r"[^\s:/!@]+@[A-Za-z][A-Za-z0-9.\-_]+![A-Za-z][A-Za-z0-9.\-_]+"  # noqa: S105 - the form of an id, not a secret
+_TOKEN = "USER@REALM!TOKEN, with a realm and a token of 2 characters or more"  # noqa: S105
 _POOL = r"[A-Za-z][A-Za-z0-9.\-_]*(/[A-Za-z][A-Za-z0-9.\-_]*){0,2}"
 
 
@@ -140,9 +141,7 @@ class PveSection:
     node: str = _key(
         _matching(_NODE, "a node name"), "auto", 'This node\'s name; "auto" is the host name up to the first dot, as PVE has it.'
     )
-    token_id: str | None = _key(
-        _matching(_TOKEN_ID, "USER@REALM!TOKEN"), None, "The API token's id, as in `guestward-pve1@pve!agent`. Required."
-    )
+    token_id: str | None = _key(_matching(_TOKEN_ID, _TOKEN), None, "The API token's id, as in `guestward-pve1@pve!agent`. Required.")
     token_file: Path | None = _key(
         _path, None, "File with the token's secret on one line. Without it: the systemd credential `token`, then `/etc/guestward/token`."
     )
@@ -211,10 +210,8 @@ class ScratchSection:
     tag: str = _key(
         _matching(r"[a-z0-9_][a-z0-9_\-+.]*", "a PVE tag in lower case"), "guestward-scratch", "A guest in the band with this tag is ours."
     )
-    origins: tuple[str, ...] = _key(_list_of(_matching(_TOKEN_ID, "USER@REALM!TOKEN")), [], "Tokens whose restores into the band are ours.")
-    grantees: tuple[str, ...] = _key(
-        _list_of(_matching(_TOKEN_ID, "USER@REALM!TOKEN")), [], "Other tokens whose grants in the band are kept."
-    )
+    origins: tuple[str, ...] = _key(_list_of(_matching(_TOKEN_ID, _TOKEN)), [], "Tokens whose restores into the band are ours.")
+    grantees: tuple[str, ...] = _key(_list_of(_matching(_TOKEN_ID, _TOKEN)), [], "Other tokens whose grants in the band are kept.")
     min_age: float = _key(_at_least(0), "2h", "A leftover is not touched before this long after the last task on it.")
     interval: float = _key(_at_least(1), "5m", "Time between two looks at the band.")
 

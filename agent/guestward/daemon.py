@@ -187,6 +187,8 @@ class Daemon:
         ended = self.cadence.stop(PATIENCE)
         in_flight = len(self.watch.power.starter.in_flight())
         rest = f"; starts under way, to be followed at the next start: {in_flight}" if in_flight else ""
+        asked = ", ".join(str(id) for id in self.watch.locks.calls)
+        rest += f"; the root helper is at work on {asked}, and what comes of that is seen at the next start" if asked else ""
         text = f"ends on {self._signal}; guests are no longer guarded{rest}"
         self.journal.emit(Event.DAEMON_STOPPING, message=text, signal=self._signal, in_flight=in_flight)
         self.server.stop()

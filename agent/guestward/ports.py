@@ -10,7 +10,7 @@ from guestward.model.decision import Decision, Gate
 from guestward.model.events import EventKind, Level
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
 from guestward.model.helper import Answer, Request
-from guestward.model.locks import LockDecision, LockWitnesses
+from guestward.model.locks import LockDecision
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
@@ -136,8 +136,8 @@ class HostWitness(Protocol):
         """flock, pid file, archive processes."""
         ...
 
-    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
-        """What tells who left the locks of these guests."""
+    def written(self, guests: Iterable[GuestId]) -> Mapping[GuestId, float]:
+        """When these guests' configuration files were last written, in seconds since the epoch; one that cannot be read is not in it."""
         ...
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.helper import Answer, HelperCode, Request, Verb
+from guestward.model.helper import ANSWERED_WITHIN, Answer, HelperCode, Request, Verb
 from guestward.ports import HelperLost, HelperUnreachable
 from guestward.sim.doors import AgentGone, Life
-from guestward.sim.helper import DELETE_TAKES, LONGEST, SimCall, SimHelper
+from guestward.sim.helper import DELETE_TAKES, SimCall, SimHelper
 from guestward.sim.verbs import LOCKS
 from guestward.sim.world import World
 
@@ -115,7 +115,7 @@ def test_a_delete_that_the_boot_of_the_host_cuts_off_is_never_answered() -> None
     world.advance(DELETE_TAKES)
     assert call.answer() is None
     assert (world.guests[101].lock, world.guests[101].snapshots) == ("snapshot-delete", {"vzdump": "delete"})
-    world.advance(LONGEST[Verb.DELETE_SNAPSHOT])
+    world.advance(ANSWERED_WITHIN[Verb.DELETE_SNAPSHOT])
     with pytest.raises(HelperLost):
         call.answer()
 
@@ -312,7 +312,7 @@ def test_hang_has_no_effect() -> None:
 def test_a_lie_is_an_ok_without_an_effect() -> None:
     world = host()
     left_by_a_killed_vzdump(world)
-    world.helper.lies = True
+    world.helper.lie()
     before = shown(world)
     assert [answered(world, request).code for request in (unlock(), delete())] == [HelperCode.OK] * 2
     assert shown(world) == before

@@ -437,8 +437,9 @@ def tasks(plan: Plan, t: float) -> None:
 
 @episode(1)
 def helper(plan: Plan, t: float) -> None:
-    """The root helper is away, slow or silent."""
-    plan.at(t, plan.pick(("helper down", f"helper slow {seconds(plan.span(1, 90))}", "helper hang")))
+    """The root helper is away, slow, silent, lies, or refuses everything."""
+    slow = f"helper slow {seconds(plan.span(1, 90))}"
+    plan.at(t, plan.pick(("helper down", slow, "helper hang", "helper lie", "helper refuse busy", "helper refuse forbidden")))
     plan.then(t, "helper up")
 
 

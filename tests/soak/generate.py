@@ -100,7 +100,7 @@ def _guest(plan: Plan, vmid: int) -> Data:
         "template": (True,),
         "ha": ("started", "stopped", "ignored", "null"),
         "tags": ("a;b", "guestward-scratch"),
-        "startup": ("order=1", "order=1,up=20", "2", "up=5", "order=3,up=60", "nonsense"),
+        "startup": ("order=1", "order=1,up=20", "2", "up=5", "order=3,up=60"),
         "protection": (True,),
         "snapshots": ([{"name": "vzdump", "state": "prepare"}], [{"name": "daily"}]),
         "storage": ("nas", ["local", "ceph-vm"]),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from guestward.adapters.helper import LONGEST, SOCKET, SocketCall, SocketHelper
+from guestward.adapters.helper import SOCKET, SocketCall, SocketHelper
 from guestward.model.guest import GuestKind
-from guestward.model.helper import MAX_ANSWER, Answer, HelperCode, Request, Verb
+from guestward.model.helper import ANSWERED_WITHIN, MAX_ANSWER, Answer, HelperCode, Request, Verb
 from guestward.ports import HelperError, HelperLost, HelperUnreachable
 
 UNLOCK = Request(Verb.UNLOCK, GuestKind.LXC, 101, "backup")
@@ -226,7 +226,7 @@ def test_what_is_said_tells_where_to_look(helper: Helper) -> None:
 @pytest.mark.parametrize("request_", [UNLOCK, DELETE])
 def test_after_its_time_no_answer_is_waited_for(helper: Helper, request_: Request) -> None:
     call, server = helper.asked(request_)
-    helper.clock.now += LONGEST[request_.verb] - 0.001
+    helper.clock.now += ANSWERED_WITHIN[request_.verb] - 0.001
     assert call.answer() is None and not closed(call)
     helper.clock.now += 0.001
     assert "it did not answer in time" in lost(call)
@@ -241,7 +241,7 @@ def test_an_answer_that_is_there_counts_however_late(helper: Helper) -> None:
 
 
 def test_a_helper_has_time_for_a_delete_and_less_for_an_unlock() -> None:
-    assert LONGEST == {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}
+    assert ANSWERED_WITHIN == {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}
 
 
 def test_nothing_blocks_after_the_request(helper: Helper) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from guestward.config import parse
-from guestward.duties.locks import CHANGED
-from guestward.model.helper import Answer, HelperCode, Request
+from guestward.model.helper import TRIED, Answer, HelperCode, Request
 from guestward.model.locks import LockMemory, LockStep, LockVerdict
 from guestward.ports import PveError, PveRefused
 from guestward.sim.doors import Fault, SimPve, SimStore
@@ -22,7 +21,16 @@ from guestward.sim.log import Effect
 from guestward.sim.run import Simulation
 from guestward.sim.world import World
 
-TOLD = ("lock_stale", "unlocked", "snapshot_deleted", "lock_step_failed", "lock_old", "helper_failed", "helper_restored")
+TOLD = (
+    "lock_stale",
+    "unlocked",
+    "snapshot_deleted",
+    "lock_step_failed",
+    "lock_step_refused",
+    "lock_old",
+    "helper_failed",
+    "helper_restored",
+)
 
 
 def simulation(**settings: Any) -> Simulation:
@@ -330,7 +338,7 @@ def test_a_boot_of_the_host_forgets_all_of_it() -> None:
 
 def test_an_ok_that_is_not_seen_is_a_failure_and_nobody_is_told_that_it_is_unlocked() -> None:
     sim = killed(simulation())
-    sim.world.helper.lies = True
+    sim.world.helper.lie()
     sim.run(7200)
     assert told(sim) == [(240.0, "lock_stale"), (241.0, "lock_step_failed"), (361.0, "lock_step_failed"), (541.0, "lock_step_failed")]
     assert [(f["step"], f["attempt"], f["of"], f["reason"]) for f in failures(sim)] == [
@@ -346,7 +354,7 @@ def test_an_ok_that_is_not_seen_is_a_failure_and_nobody_is_told_that_it_is_unloc
 def test_a_delete_that_is_not_seen_is_a_failure_and_keeps_nobody_down() -> None:
     sim = killed(simulation())
     sim.world.at(100, lambda: sim.world.reboot(101))
-    sim.world.react("unlock", 101, 0.0, lambda: setattr(sim.world.helper, "lies", True))
+    sim.world.react("unlock", 101, 0.0, sim.world.helper.lie)
     sim.run(1200)
     assert told(sim) == [(240.0, "lock_stale"), (241.0, "unlocked"), (242.0, "lock_step_failed")]
     assert failures(sim) == [{"step": "delete-snapshot", "reason": "done", "attempt": 1, "of": 3}]
@@ -371,48 +379,122 @@ def with_helper(sim: Simulation, helper: Any) -> None:
     sim.watch.locks.state.env.helper = helper
 
 
-FAULTS = frozenset(
-    {
-        *(HelperCode.FAILED, HelperCode.TIMEOUT, HelperCode.UNKNOWN, HelperCode.BAD_REQUEST, HelperCode.FORBIDDEN, HelperCode.CONFIG),
-        *(HelperCode.UNREADABLE, HelperCode.SCRATCH_BAND, HelperCode.EXCLUDED, HelperCode.LOCK_KIND, HelperCode.OK),
-    }
-)
-
-
-def test_every_answer_is_either_a_change_or_a_fault() -> None:
-    assert set(HelperCode) == CHANGED | FAULTS and not CHANGED & FAULTS
-
-
 @pytest.mark.parametrize("code", HelperCode)
-def test_an_unlock_that_is_refused_is_told_only_where_something_is_wrong(code: HelperCode) -> None:
+def test_an_unlock_is_a_failure_only_where_it_was_tried(code: HelperCode) -> None:
     sim = killed(simulation())
     with_helper(sim, Says(code))
     sim.run(242)
     (memory,) = known(sim)
     assert (memory.asked, memory.step, memory.clear_since, guest(sim)[0]) == (False, LockStep.PROVE, None, "backup")
-    faulty = code in FAULTS
-    assert (memory.unlocks, len(failures(sim))) == (faulty, faulty)
+    tried = code in TRIED or code is HelperCode.OK
+    assert (memory.unlocks, len(failures(sim)), memory.refusals) == (tried, tried, not tried)
     assert told(sim, "unlocked") == []
 
 
 @pytest.mark.parametrize("code", HelperCode)
-def test_a_delete_that_is_refused_is_told_only_where_something_is_wrong(code: HelperCode) -> None:
+def test_a_delete_is_a_failure_only_where_it_was_tried(code: HelperCode) -> None:
     sim = simulation()
     sim.world.add(101, snapshots={"vzdump": ""})
     with_helper(sim, Says(code))
     sim.run(65)
     (memory,) = known(sim)
     assert (memory.asked, memory.step, memory.clear_since, guest(sim)) == (False, LockStep.PROVE, None, (None, {"vzdump": ""}, True))
-    faulty = code in FAULTS
-    assert (memory.deletes, len(failures(sim))) == (faulty, faulty)
+    tried = code in TRIED or code is HelperCode.OK
+    assert (memory.deletes, len(failures(sim)), memory.refusals) == (tried, tried, not tried)
     assert told(sim, "snapshot_deleted") == []
 
 
-def test_a_refusal_is_asked_again_after_a_new_proof_and_without_end() -> None:
+def test_refusals_are_told_once_and_asked_again_more_and_more_seldom_without_end() -> None:
+    sim, asked_at = killed(simulation()), []
+    helper = Says(HelperCode.BUSY)
+    with_helper(sim, helper)
+    ask = helper.ask
+    helper.ask = lambda request: (asked_at.append(sim.world.now), ask(request))[1]  # type: ignore[method-assign]
+    sim.run(4 * 3600)
+    assert asked_at[:5] == [240.0, 360.0, 540.0, 840.0, 1380.0] and 8 <= len(asked_at) <= 11
+    assert told(sim) == [(240.0, "lock_stale"), (541.0, "lock_step_refused")]
+    assert known(sim)[0].unlocks == 0
+    assert sim.store.board is not None
+    assert "(the root helper refused that: busy: so it is)" in sim.store.board.locks[0].next_step
+
+
+def test_a_lock_that_somebody_else_has_cleared_is_not_told_as_our_work() -> None:
     sim = killed(simulation())
-    with_helper(sim, Says(HelperCode.BUSY))
+    sim.world.helper.slow(5.0)
+    sim.world.at(239, lambda: with_helper(sim, Says(HelperCode.LOCK_CHANGED)))
+    sim.world.at(240.5, lambda: sim.world.unlock(101))
+    sim.run(290)
+    assert told(sim, "unlocked", "lock_step_failed", "lock_step_refused") == []
+    assert guest(sim) == (None, {"vzdump": ""}, True)
+
+
+# ---------------------------------------------------------------------------------------------------- against nobody's will
+
+
+@pytest.mark.parametrize("hold", [101, None])
+def test_a_hold_that_came_after_the_look_is_heeded_before_the_next_step(hold: int | None) -> None:
+    sim = killed(simulation())
+    sim.world.react("unlock", 101, 0.0, lambda: sim.hold(hold, 600.0))
+    sim.run(600)
+    assert [verb for _, verb, _, _ in asked(sim)] == ["unlock"]
+    assert guest(sim) == (None, {"vzdump": ""}, True)
     sim.run(1200)
-    assert told(sim) == [(240.0, "lock_stale")] and known(sim)[0].unlocks == 0
+    assert guest(sim) == CLEAN
+
+
+def test_a_hold_is_heeded_by_what_a_restart_goes_on_with() -> None:
+    sim = killed(simulation())
+    sim.world.react("delete-snapshot", 101, 0.0, sim.kill)
+    sim.world.helper.slow(3.0)
+    sim.world.fail_next("delete-snapshot", "storage is gone")
+    sim.world.at(300, lambda: (sim.hold(101, 600.0), sim.restart()))
+    sim.run(800)
+    assert [verb for _, verb, _, _ in asked(sim)] == ["unlock", "delete-snapshot"]
+    assert guest(sim)[0] == "snapshot-delete"
+    sim.run(1200)
+    assert guest(sim)[0] is None
+
+
+def test_an_agent_that_is_ending_begins_no_step() -> None:
+    sim = killed(simulation())
+    assert sim.watch is not None
+    sim.world.react("unlock", 101, 0.0, sim.watch.end)
+    sim.run(600)
+    assert [verb for _, verb, _, _ in asked(sim)] == ["unlock"]
+
+
+def test_report_begins_no_step_that_prove_had_left() -> None:
+    sim = killed(simulation())
+    assert sim.watch is not None
+    env = sim.watch.env
+    only_reports = replace(env.config, locks=replace(env.config.locks, recover="report"))
+    sim.world.react("unlock", 101, 0.0, lambda: setattr(env, "config", only_reports))
+    sim.run(600)
+    assert [verb for _, verb, _, _ in asked(sim)] == ["unlock"]
+
+
+def test_a_power_cut_during_our_own_delete_leaves_a_lock_that_is_known_to_be_ours() -> None:
+    """It is left by no vzdump, PVE's own boot clears `backup` only (pve-facts B4), and the guest would stay down."""
+    sim = killed(simulation())
+    sim.world.at(242, lambda: sim.host("booting"))
+    sim.world.at(400, lambda: sim.host("up"))
+    sim.run(390)
+    assert guest(sim) == ("snapshot-delete", {"vzdump": "delete"}, False)
+    sim.run(3600)
+    assert guest(sim) == CLEAN
+    assert [verb for _, verb, _, _ in asked(sim)] == ["unlock", "delete-snapshot"] * 2
+
+
+def test_the_wait_of_a_failed_delete_survives_a_restart() -> None:
+    sim = killed(simulation())
+    sim.world.fail_next("delete-snapshot", "storage is gone")
+    sim.run(900)
+    assert guest(sim) == (None, {"vzdump": "delete"}, True)
+    sim.restart()
+    sim.run(3000)
+    assert [verb for _, verb, _, _ in asked(sim)].count("delete-snapshot") == 1
+    sim.run(8000)
+    assert guest(sim) == CLEAN
 
 
 def test_an_answer_that_is_lost_is_not_missed_when_the_lock_is_seen_to_be_gone() -> None:

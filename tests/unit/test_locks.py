@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from guestward.model.decision import Closure, Gate, GateReason
 from guestward.model.events import Event
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.locks import VERDICT_MEANING, LockDecision, LockMemory, LockStep, LockVerdict, LockWitnesses
+from guestward.model.helper import TRIED, Answer, HelperCode
+from guestward.model.locks import VERDICT_MEANING, LockDecision, LockMemory, LockStep, LockVerdict
 from guestward.model.observation import FlockHolder
 from guestward.model.reading import Unreadable
 from guestward.model.rules import Rules
 from guestward.model.task import Error, Ok, Running, Task, TaskStatus, Unknown, Upid, Warnings
 from guestward.policy import locks
 from guestward.policy.locks import LockCase, judge
-from tests.unit.build import AT, CT, QUIET, VM, WALL, golden, hold, listed, observation, rules, task, upid
+from tests.unit.build import AT, CT, QUIET, VM, WALL, golden, hold, listed, observation, rules, task
 
 CONFIRM = 60.0
 SHUT = Gate((Closure(GateReason.BOOTING, "pve-guests.service is activating"),))
@@ -47,8 +48,13 @@ def case(memory: LockMemory | None = None, **parts: Any) -> LockCase:
     seen = {name: parts.pop(name) for name in ("tasks", "backups", "at") if name in parts}
     obs = observation(listed(memory.id, lock=memory.kind or None), **seen)
     snapshots = {"snapshot": {"vzdump": "prepare"}, "snapshot-delete": {"vzdump": "delete"}, "": {"vzdump": ""}}.get(memory.kind, {})
-    plain = LockCase(obs, memory, Gate(), CONFIRM, snapshots, (dead(str(memory.id.vmid)),), offsets=(OFFSET,))
+    plain = LockCase(obs, memory, Gate(), CONFIRM, snapshots, (dead(str(memory.id.vmid)),), written(memory.id), offsets=(OFFSET,))
     return replace(plain, **parts)
+
+
+def written(id: GuestId = CT, at: float = BEGAN + 100) -> dict[GuestId, float]:
+    """When its file was last written; at: seconds since host boot."""
+    return {id: OFFSET + at}
 
 
 def verdict(memory: LockMemory | None = None, **parts: Any) -> LockVerdict:
@@ -220,8 +226,7 @@ def test_the_task_that_owns_it_is_named() -> None:
 # ---------------------------------------------------------------------------------------------------- the trace
 
 
-@pytest.mark.parametrize("id", ["101", ""])
-@pytest.mark.parametrize("said", [KILLED, Error("job errors")])
+@pytest.mark.parametrize(("id", "said"), [("101", KILLED), ("101", Error("job errors")), ("", KILLED)])
 def test_a_vzdump_that_died_is_a_trace(id: str, said: TaskStatus) -> None:
     decision = judge(case(history=(dead(id, said=said),)))
     assert decision.verdict is LockVerdict.STALE
@@ -234,6 +239,10 @@ NO_TRACE: dict[str, Task] = {
     "ended well": dead(said=Ok()),
     "ended with warnings": dead(said=Warnings(1)),
     "runs": dead(said=Running()),
+    "several, of which any had errors": dead("", said=Error("job errors")),
+    "ended before the file was written": dead(took=90),
+    "began after the file was written": dead(at=BEGAN + 110),
+    "its end is not known": replace(dead(), endtime=None),
     "another guest": dead("102"),
     "another task": task("vzrestore", "101", said=KILLED, at=BEGAN, took=300),
     "an earlier boot": dead(wall=WALL - 86400.0),
@@ -263,6 +272,7 @@ def test_a_history_that_cannot_be_read_is_unknown_and_the_only_thing_to_ask_for(
 def test_what_was_never_read_says_so() -> None:
     plain = LockCase(observation(listed(lock="backup")), lock(), Gate(), CONFIRM)
     assert judge(plain).evidence == "task history: not read"
+    assert judge(replace(plain, history=())).evidence == "when its configuration was last written cannot be read"
     assert judge(replace(plain, memory=lock(""))).evidence == "its snapshots cannot be read: not read"
     assert plain.id == CT
 
@@ -279,123 +289,78 @@ def test_what_was_never_read_says_so() -> None:
 )
 def test_where_we_watched_the_lock_came_between_two_looks_and_in_the_vzdump(began: float, took: float, is_one: bool) -> None:
     """With a slack of 2 s: PVE's times are whole seconds."""
-    assert traced(history=(dead(at=began, took=took),)) is is_one
+    assert traced(history=(dead(at=began, took=took),), written=written(at=began + took / 2)) is is_one
 
 
 def test_where_we_watched_the_boot_clock_decides_whatever_the_wall_clock_was_set_to() -> None:
     """I16: set by three hours while the vzdump ran, and again after it; both values are known."""
     moved = dead(wall=BEGAN + OFFSET - 10800)
-    assert traced(history=(moved,), offsets=(OFFSET, OFFSET - 10800)) is True
-    assert traced(history=(moved,)) is False
+    then = written(at=BEGAN + 100 - 10800)
+    assert traced(history=(moved,), offsets=(OFFSET, OFFSET - 10800), written=then) is True
+    assert traced(history=(moved,), written=then) is False
 
 
 def test_a_vzdump_of_an_earlier_boot_is_no_trace_at_the_same_uptime() -> None:
     """Nightly at the same hour, on a host that boots every week."""
-    assert traced(history=(dead(wall=WALL - 7 * 86400.0),), left_behind=LockWitnesses({CT: WALL - 500}, None)) is False
+    before = dead(wall=WALL - 7 * 86400.0)
+    assert traced(history=(before,), written={CT: before.upid.starttime + 100.0}) is False
 
 
 UNSEEN = {"free_at": None, "since": AT - 120}
 
 
-def left(written: float | None, pidfile: Any = None) -> LockWitnesses:
-    return LockWitnesses({} if written is None else {CT: OFFSET + written}, pidfile)
-
-
+@pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize(
-    ("written", "is_one"),
+    ("at", "is_one"),
     [
         (BEGAN - EDGE, True),
         (BEGAN - EDGE - 0.5, False),
         (BEGAN, True),
         (BEGAN + 300 + EDGE, True),
         (BEGAN + 300 + EDGE + 0.5, False),
-        (None, False),
     ],
 )
-def test_where_nobody_watched_the_file_was_written_in_the_vzdump(written: float | None, is_one: bool) -> None:
-    assert traced(lock(**UNSEEN), left_behind=left(written)) is is_one
+def test_the_file_was_written_in_the_vzdump(at: float, is_one: bool, watched: bool) -> None:
+    """A lock is a line in it, and while there is one, PVE writes it for nobody else."""
+    assert traced(lock() if watched else lock(**UNSEEN), written=written(at=at)) is is_one
+
+
+@pytest.mark.parametrize("memory", [lock(), lock(**UNSEEN)], ids=["watched", "not watched"])
+def test_a_file_whose_time_cannot_be_read_leaves_it_unknown(memory: LockMemory) -> None:
+    decision = judge(case(memory, written=written(VM)))
+    assert (decision.verdict, decision.evidence) == (LockVerdict.UNKNOWN, "when its configuration was last written cannot be read")
 
 
 def test_where_nobody_watched_a_vzdump_of_an_earlier_boot_may_have_left_it() -> None:
     """Locks of snapshots outlive a boot of the host, and so do PVE's history and the file's time."""
     old, snapshots = dead(at=50_000.0, wall=WALL - 86400.0), {"vzdump": "delete"}
-    written = LockWitnesses({CT: WALL - 86400.0 + 100}, None)
-    assert traced(lock("snapshot-delete", **UNSEEN), history=(old,), left_behind=written, snapshots=snapshots, offsets=()) is True
-
-
-def test_the_file_of_another_guest_tells_nothing() -> None:
-    assert traced(lock(**UNSEEN), left_behind=LockWitnesses({VM: OFFSET + BEGAN}, None)) is False
-
-
-LEFT = upid("vzdump", "101", at=BEGAN)
-
-
-@pytest.mark.parametrize("id", ["101", ""])
-def test_a_pid_file_that_a_dead_vzdump_left_is_a_trace(id: str) -> None:
-    decision = judge(case(history=(), left_behind=left(None, upid("vzdump", id, at=BEGAN))))
-    assert decision.verdict is LockVerdict.STALE
-    words = id or "several guests"
-    assert decision.checks[5].evidence == f"/var/run/vzdump.pid was left by a vzdump for {words} that did not end well"
-
-
-@pytest.mark.parametrize(
-    ("pidfile", "memory", "written"),
-    [
-        (None, lock(), None),
-        (GONE, lock(), None),
-        (upid("vzdump", "102", at=BEGAN), lock(), None),
-        (upid("vzdump", "101", at=SEEN + EDGE + 0.5), lock(), None),
-        (LEFT, lock(**UNSEEN), BEGAN - EDGE - 0.5),
-        (LEFT, lock(**UNSEEN), None),
-    ],
-    ids=["none", "unreadable", "another guest", "later", "written before", "no file"],
-)
-def test_no_other_pid_file_is(pidfile: Any, memory: LockMemory, written: float | None) -> None:
-    assert traced(memory, history=(), left_behind=left(written, pidfile)) is False
-
-
-def test_a_pid_file_of_a_vzdump_whose_end_is_known_tells_nothing_more() -> None:
-    """It stays after every job that had errors; the history says of which guests' locks that is the trace."""
-    known = Task(LEFT, Ok(), LEFT.starttime + 10)
-    assert traced(history=(known,), left_behind=left(None, LEFT)) is False
-
-
-@pytest.mark.parametrize(("written", "is_one"), [(BEGAN - EDGE, True), (BEGAN - EDGE - 0.5, False), (AT - 1, True)])
-def test_where_nobody_watched_the_file_was_written_after_the_vzdump_of_the_pid_file_began(written: float, is_one: bool) -> None:
-    assert traced(lock(**UNSEEN), history=(), left_behind=left(written, LEFT)) is is_one
-
-
-DURING = lock(during=LEFT.text)
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        (None, "whose end is not known"),
-        (KILLED, "which ended so: unexpected status"),
-        (Error("job errors"), "which ended so: job errors"),
-    ],
-)
-def test_a_lock_that_came_while_we_saw_a_vzdump_at_work_is_its(said: TaskStatus | None, words: str) -> None:
-    history = () if said is None else (Task(LEFT, said, LEFT.starttime + 300),)
-    decision = judge(case(DURING, history=history, offsets=()))
-    assert decision.verdict is LockVerdict.STALE
-    assert decision.checks[5].evidence == f"seen to come while a vzdump was at work ({LEFT}), {words}"
-
-
-@pytest.mark.parametrize("said", [Ok(), Warnings(2)])
-def test_a_vzdump_that_ended_well_left_no_lock(said: TaskStatus) -> None:
-    assert traced(DURING, history=(Task(LEFT, said, LEFT.starttime + 300),)) is False
+    then = {CT: WALL - 86400.0 + 100}
+    assert traced(lock("snapshot-delete", **UNSEEN), history=(old,), written=then, snapshots=snapshots, offsets=()) is True
 
 
 def test_a_lock_that_was_there_before_the_vzdump_is_not_its() -> None:
     """A backup of a guest that somebody had locked by hand fails because of that lock, and is no trace of it."""
-    late = upid("vzdump", "", at=SEEN + 1000)
-    failed = Task(late, Error("job errors"), late.starttime + 200)
-    assert traced(lock(during=late.text), history=(failed,), at=AT + 2000) is False
-    before, after = (left(late.started_boottime + seconds) for seconds in (-60, 60))
-    for behind, is_one in ((before, False), (after, True)):
-        assert traced(lock(**UNSEEN, during=late.text), history=(), left_behind=behind) is is_one
+    failed = dead(said=Error("job errors"), at=SEEN + 1000, took=200)
+    assert traced(history=(failed,), at=AT + 2000) is False
+    assert traced(history=(failed,), at=AT + 2000, written=written(at=SEEN + 1100)) is False
+    assert traced(lock(**UNSEEN), history=(failed,), at=AT + 2000) is False
+
+
+@pytest.mark.parametrize(
+    ("other", "at", "is_one"),
+    [(VM, BEGAN + 50, False), (VM, BEGAN - EDGE - 0.5, True), (VM, BEGAN + 300 + EDGE + 0.5, True), (CT, BEGAN + 50, True)],
+)
+def test_of_two_locks_that_came_during_a_job_of_several_neither_is_provably_its(other: GuestId, at: float, is_one: bool) -> None:
+    """A job is at one guest at a time; one for a single guest is at no other."""
+    both = written() | written(other, at)
+    assert traced(history=(dead(""),), written=both) is is_one
+    assert traced(history=(dead("101"),), written=both) is True
+
+
+def test_the_other_lock_is_named() -> None:
+    decision = judge(case(history=(dead(""),), written=written() | written(VM) | written(GuestId(GuestKind.LXC, 105))))
+    assert decision.verdict is LockVerdict.NO_TRACE
+    assert decision.evidence == "a vzdump for several guests died, and while it ran qemu/201 and lxc/105 got locked, too"
 
 
 def test_what_our_own_delete_left_and_a_snapshot_alone_need_no_trace() -> None:
@@ -586,6 +551,71 @@ def test_a_step_that_could_not_be_asked_for_is_put_off_and_no_failure() -> None:
     assert locks.put_off(lock("", next_at=1.0), AT + 60) == lock("", clear_since=None, delete_at=AT + 60, next_at=1.0)
 
 
+PASSES, STAYS = Answer(HelperCode.BUSY, "lxc/101: a backup is at work"), Answer(HelperCode.SCRATCH_BAND, "lxc/101 is in the scratch band")
+
+
+def test_a_refusal_uses_up_no_attempt_and_the_next_one_waits_longer_and_longer() -> None:
+    memory = lock(unlocks=1, delete_at=5.0)
+    for count, wait in enumerate((60, 120, 240, 480, 960, 1920, 3600, 3600), start=1):
+        memory, _ = locks.refused(locks.asking(memory, LockStep.UNLOCK), PASSES, AT)
+        assert memory.refusal == "busy: a backup is at work"
+        assert replace(memory, refusal="") == lock(unlocks=1, delete_at=5.0, clear_since=None, next_at=AT + wait, refusals=count)
+    assert locks.refused(replace(memory, refusals=10_000), PASSES, AT)[0].next_at == AT + 3600
+
+
+def test_the_wait_after_a_refused_delete_makes_no_unlock_wait() -> None:
+    memory, _ = locks.refused(locks.asking(lock("", next_at=5.0), LockStep.DELETE_SNAPSHOT), PASSES, AT)
+    assert (memory.delete_at, memory.next_at) == (AT + 60, 5.0)
+
+
+@pytest.mark.parametrize(("answer", "told_at", "often"), [(PASSES, 3, " 3 times in a row"), (STAYS, 1, "")])
+def test_a_refusal_is_told_once_at_once_where_it_does_not_pass_by_itself(answer: Answer, told_at: int, often: str) -> None:
+    memory, told = lock(), {}
+    for count in range(1, 7):
+        memory, told[count] = locks.refused(locks.asking(memory, LockStep.UNLOCK), answer, AT)
+    assert [count for count, notices in told.items() if notices] == [told_at]
+    (one,) = told[told_at]
+    said = f"{answer.code}: {answer.message.removeprefix('lxc/101: ')}"
+    words = f"unlock refused by the root helper{often}, nothing was changed, asked again with longer and longer waits: {said}"
+    assert (one.event, one.id, one.message) == (Event.LOCK_STEP_REFUSED, CT, words)
+    assert dict(one.fields) == {"step": "unlock", "code": str(answer.code), "reason": answer.message}
+
+
+def test_what_the_helper_said_last_stands_in_the_proof() -> None:
+    memory, _ = locks.refused(locks.asking(lock(), LockStep.UNLOCK), PASSES, AT - 100)
+    said = "(the root helper refused that: busy: a backup is at work)"
+    assert settle(replace(memory, clear_since=AT - 100)).decision.next_step == f"it is unlocked now {said}"
+    later = settle(replace(memory, clear_since=AT - 100, next_at=AT + 20)).decision.next_step
+    assert later == f"it is unlocked in 20 s {said}"
+
+
+def test_refusals_begin_anew_after_anything_else() -> None:
+    known = lock(refusals=5, refusal="busy")
+    asked = locks.asking(known, LockStep.UNLOCK)
+    for after in (locks.failed(asked, AT), locks.unlocked(asked), locks.rearmed(known), seen(known, "snapshot", "2")):
+        assert (after.refusals, after.refusal) == (0, "")
+    assert seen(known, "backup", "2").refusals == 5
+
+
+def test_every_refusal_passes_by_itself_or_is_a_persons_to_mend() -> None:
+    stays = {HelperCode.BAD_REQUEST, HelperCode.FORBIDDEN, HelperCode.CONFIG, HelperCode.UNREADABLE, HelperCode.SCRATCH_BAND}
+    stays |= {HelperCode.EXCLUDED, HelperCode.NOT_OWNED, HelperCode.LOCK_KIND}
+    assert set(HelperCode) == locks.PASSING | stays | TRIED | {HelperCode.OK}
+    assert not locks.PASSING & (stays | TRIED)
+
+
+def test_over_a_boot_only_what_our_own_delete_leaves_is_known_on() -> None:
+    """A lock of snapshots outlives it (pve-facts B4), and that delete is no vzdump that could be its trace."""
+    ours, deleting = lock("snapshot-delete", ours=True, unlocks=2), lock("", step=LockStep.DELETE_SNAPSHOT, asked=True, told=True)
+    others = (lock(), lock("", step=LockStep.DELETE_SNAPSHOT), lock(step=LockStep.UNLOCK, asked=True))
+    assert locks.after_boot((*others, ours, deleting)) == (
+        LockMemory(CT, "guest101", "snapshot-delete", stamp="1", ours=True),
+        LockMemory(CT, "guest101", "", stamp="1", ours=True),
+    )
+    assert seen(locks.after_boot((deleting,))[0], "snapshot-delete", "2", None).ours
+    assert not seen(locks.after_boot((deleting,))[0], None).ours
+
+
 # ---------------------------------------------------------------------------------------------------- seeing
 
 
@@ -600,13 +630,13 @@ def test_a_lock_that_is_new(free_at: float | None) -> None:
 
 
 def test_a_lock_that_is_still_there_stays_what_it_is() -> None:
-    known = lock(during=LEFT.text, told=True, warned=True, unlocks=2, next_at=5.0, deletes=1)
-    assert seen(known, "backup") is known
+    known = lock(told=True, warned=True, unlocks=2, next_at=5.0, deletes=1, refusals=2, refusal="busy")
+    assert seen(known, "backup") == known
 
 
 @pytest.mark.parametrize(("kind", "stamp"), [("backup", "2"), ("snapshot", "1"), ("migrate", "2"), (None, "2")])
 def test_another_kind_or_a_file_that_was_written_is_another_lock(kind: str | None, stamp: str) -> None:
-    known = lock(during=LEFT.text, told=True, warned=True, deletes=1, delete_at=7.0)
+    known = lock(told=True, warned=True, deletes=1, delete_at=7.0)
     fresh = LockMemory(CT, "guest101", kind or "", since=AT, free_at=AT - 60, stamp=stamp, deletes=1, delete_at=7.0)
     assert seen(known, kind, stamp) == fresh
 
@@ -628,6 +658,7 @@ def test_another_kind_has_all_its_unlocks_and_a_written_file_alone_gives_none() 
         (lock("snapshot-delete", ours=True), "snapshot-delete", True),
         (lock("snapshot-delete", ours=True), "backup", False),
         (lock("snapshot-delete"), "snapshot-delete", False),
+        (lock("", ours=True, stamp="2"), None, False),
     ],
 )
 def test_whose_a_lock_is_that_comes_while_we_delete(known: LockMemory, kind: str, ours: bool) -> None:
@@ -639,35 +670,6 @@ def test_a_lock_that_went_as_we_asked_stays_in_memory_until_that_is_told() -> No
     assert seen(known, None, "2") is known
     assert seen(lock(step=LockStep.UNLOCK), None, "2").kind == ""
     assert seen(lock("", step=LockStep.DELETE_SNAPSHOT, asked=True), None, "2").stamp == "2"
-
-
-@pytest.mark.parametrize(
-    ("pid", "tasks", "found"),
-    [
-        (77, (OURS,), OURS),
-        (77, (MANY,), MANY),
-        (77, (OTHER,), None),
-        (78, (OURS,), None),
-        (77, (task("vzstart", "101", pid=77),), None),
-        (77, (replace(OURS, status=Ok()),), None),
-        (77, GONE, None),
-        (77, (OTHER, task("vzdump", "101", pid=78), OURS), OURS),
-    ],
-)
-def test_who_holds_the_flock_when_a_lock_comes(pid: int, tasks: Any, found: Task | None) -> None:
-    assert seen(None, "backup", tasks=tasks, backups=held_by(pid)).during == (found.upid.text if found is not None else "")
-
-
-@pytest.mark.parametrize("flock", [None, GONE])
-def test_nobody_holds_a_flock_that_is_free_or_not_to_be_read(flock: Any) -> None:
-    assert seen(None, "backup", tasks=(OURS,), backups=replace(QUIET, flock=flock)).during == ""
-
-
-def test_the_first_that_held_it_is_remembered_and_a_later_one_did_not_make_the_lock() -> None:
-    known = seen(None, "backup", tasks=(OURS,), backups=held_by(77))
-    later = task("vzdump", "", pid=78)
-    assert seen(known, "backup", tasks=(later,), backups=held_by(78)) is known
-    assert seen(known, "backup") is known
 
 
 def test_a_guest_that_was_renamed_keeps_its_lock() -> None:
@@ -725,7 +727,6 @@ MEMORIES = st.builds(
     st.sampled_from([CT, GuestId(GuestKind.QEMU, 101)]),
     free_at=st.sampled_from([None, FREE]),
     clear_since=st.sampled_from([None, AT, AT - 59.5, AT - 600]),
-    during=st.sampled_from(["", LEFT.text]),
     ours=st.booleans(),
 )
 
@@ -739,14 +740,14 @@ MEMORIES = st.builds(
     snapshots=st.sampled_from([GONE, {}, {"vzdump": ""}, {"vzdump": "prepare"}, {"vzdump": "delete"}]),
     gate=st.sampled_from([Gate(), Gate(), SHUT]),
     held=st.sampled_from([None, None, (hold(101), 60.0)]),
-    behind=st.sampled_from([left(None), left(BEGAN + 10), left(AT - 9000, LEFT), left(BEGAN + 10, GONE)]),
+    when=st.sampled_from([{}, written(), written(at=AT - 9000), written() | written(VM), written(VM)]),
 )
 def test_stale_means_that_everything_is_proven(
-    memory: LockMemory, tasks: Any, backups: Any, history: Any, snapshots: Any, gate: Gate, held: Any, behind: LockWitnesses
+    memory: LockMemory, tasks: Any, backups: Any, history: Any, snapshots: Any, gate: Gate, held: Any, when: dict[GuestId, float]
 ) -> None:
     """I7, said anew: whatever is seen and remembered."""
     tasks = tasks if isinstance(tasks, Unreadable) else tuple(tasks)
-    parts = {"history": history, "snapshots": snapshots, "gate": gate, "hold": held, "left_behind": behind}
+    parts = {"history": history, "snapshots": snapshots, "gate": gate, "hold": held, "written": when}
     decision = judge(case(memory, tasks=tasks, backups=backups, **parts))
     if decision.verdict is not LockVerdict.STALE:
         return
@@ -765,5 +766,12 @@ def test_stale_means_that_everything_is_proven(
         assert snapshots.get("vzdump") in wanted
     if memory.kind and not memory.ours:
         assert not isinstance(history, Unreadable)
-        died = any(not isinstance(t.status, Ok) and t.upid.covers(101) for t in history)
-        assert died or memory.during or isinstance(behind.left_over, Upid)
+        died = [t for t in history if t.upid.covers(101) and not isinstance(t.status, Ok)]
+        assert any(
+            within(t, when[memory.id]) and (t.upid.id or not any(within(t, when[id]) for id in when if id != memory.id)) for t in died
+        )
+
+
+def within(ended: Task, at: float) -> bool:
+    assert ended.endtime is not None
+    return ended.upid.starttime - 2 <= at <= ended.endtime + 2

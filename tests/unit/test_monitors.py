@@ -709,11 +709,14 @@ def test_i7_a_start_before_the_snapshot_is_gone() -> None:
     breaks(sim, 400, "I7", "101", "before its snapshot")
 
 
-@pytest.mark.parametrize("why", ["kind", "owner", "no trace", "archive"])
+@pytest.mark.parametrize("why", ["kind", "owner", "no trace", "archive", "by hand"])
 def test_i7_a_lock_that_is_somebodys(why: str) -> None:
     sim = stale("migrate" if why == "kind" else "backup")
     if why == "owner":
         sim.world.task("vzdump", "101")
+    elif why == "by hand":
+        sim.world.unlock(101)
+        sim.world.lock(101, "backup")
     elif why == "archive":
         sim.world.vzdump.archives.add(101)
     elif why == "no trace":

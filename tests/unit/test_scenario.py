@@ -38,11 +38,18 @@ def read(tmp_path: Path, text: str) -> Scenario:
 
 WRONG = {
     # The whole
-    "no summary": ('until = "1m" ', 1, "summary is missing"),
-    "no until": ('# HERE\nsummary = "x"', None, "until is missing"),
+    "no summary": ('until = "1m" ', 1, "summary is missing; write at the top one line for people, as in summary = "),
+    "no until": ('# HERE\nsummary = "x"', None, 'until is missing; write at the top when it ends, as in until = "15m"'),
     "empty": ("", 1, "summary is missing"),
+    "only comments": ("# nothing\n# at all # HERE\n", 1, "summary is missing"),
+    "until not at the top": (
+        'summary = "x"\nuntil = "1m"\n[[guest]]\nvmid = 101\nuntil = "2m"',
+        None,
+        'unknown key "until" in guest; until stands at the top, before the first section',
+    ),
     "unknown key at the top": (HEAD + "untill = 3", None, 'unknown key "untill"; did you mean until?'),
     "unknown section": (HEAD + "[hosts] # HERE\n", None, 'unknown key "hosts"; did you mean host?'),
+    "a section of the configuration": (HEAD + "[watchdog]", None, 'unknown key "watchdog"; it is written as [config.watchdog]'),
     "unknown and like nothing": (HEAD + "zzz = 3", None, 'unknown key "zzz"; known are summary, until, host, config, guest, at, after'),
     "an empty summary": ('summary = "" # HERE\nuntil = "1m"', None, "summary: must be text, in quotes, on one line, and not empty"),
     "a summary of two lines": ('until = "1m"\nsummary = """a\nb"""', 2, "summary: must be text, in quotes, on one line, and not empty"),
@@ -101,8 +108,30 @@ WRONG = {
         4,
         "config.scope.exclude: 990001 is in the scratch",
     ),
+    "a token of one letter": (
+        HEAD + '[config.pve]\ntoken_id = "ab@pve!x"',
+        None,
+        "config.pve.token_id: must be USER@REALM!TOKEN, with a realm",
+    ),
+    "a section of the host's": (
+        HEAD + '[config.watchdog]\n[config.host] # HERE\nroot = "/tmp"',
+        None,
+        "config.host: has no meaning in a simulation, which honours the sections pve, scope, watchdog, locks, scratch",
+    ),
+    "a section for Prometheus": (HEAD + '[config]\nmetrics.listen = "127.0.0.1:1"', None, "config.metrics: has no meaning in a simulation"),
+    "a level of the log": (HEAD + '[config.log] # HERE\nlevel = "warn"', None, "config.log: has no meaning in a simulation"),
+    "a folder": (HEAD + '[config.state] # HERE\ndir = "/tmp"', None, "config.state: has no meaning in a simulation"),
+    "operations": (HEAD + '[config.operations] # HERE\ntimeout = "1m"', None, "config.operations: has no meaning in a simulation"),
+    "a node in two places": (
+        HEAD + '[config.pve]\ntimeout = "9s"\nnode = "pve2"',
+        None,
+        "config.pve.node: has no meaning in a simulation, which honours token_id and timeout; the node's name stands in [host]",
+    ),
+    "an address": (HEAD + '[config.pve]\nhost = "10.0.0.1"', None, "config.pve.host: has no meaning in a simulation"),
+    "an unknown key of pve": (HEAD + '[config.pve]\nhots = "10.0.0.1"', None, "config.pve.hots: unknown key"),
     # [[guest]]
     "guest in single brackets": (HEAD + "[guest]\nvmid = 101", 3, "guest must be written as [[guest]]"),
+    "a guest with a name": (HEAD + "\n[guest.web]\nvmid = 101", 4, "guest must be written as [[guest]]"),
     "a guest that is a number": (HEAD + "guest = [\n  {vmid = 101},\n  102, # HERE\n]", None, "guest must be a table"),
     "no vmid": (GUEST + "[[guest]] # HERE\nkind = 'lxc'", None, "guest: vmid is missing"),
     "vmid in words": (HEAD + '[[guest]]\nvmid = "101"', None, "vmid: must be a whole number from 100 to 999999999"),
@@ -112,7 +141,26 @@ WRONG = {
     "the same vmid twice": (GUEST + "[[guest]]\nkind = 'qemu'\nvmid = 101", None, "there is a guest 101 already, on line 4"),
     "kind": (GUEST + 'kind = "ct"', None, 'kind: must be one of "lxc", "qemu"'),
     "unknown key of a guest": (GUEST + "on_boot = true", None, 'unknown key "on_boot" in guest; did you mean onboot?'),
-    "onboot is a number": (GUEST + "onboot = 1", None, "onboot: must be true or false"),
+    "onboot is a number": (GUEST + "onboot = 2", None, "onboot: must be true or false, 1 or 0, or text as it stands in the file"),
+    "onboot is 1.0": (GUEST + "onboot = 1.0", None, "onboot: must be true or false, 1 or 0, or text as it stands in the file"),
+    "onboot is empty": (GUEST + 'onboot = " "', None, "onboot: must be true or false, 1 or 0, or text as it stands in the file"),
+    "onboot with quotes in quotes": (GUEST + "onboot = '\"no\"'", None, 'onboot: has quotes in its quotes: "no"'),
+    "onboot is nearly true": (GUEST + 'onboot = "ture"', None, 'onboot: there is no "ture"; did you mean true?'),
+    "a VM": (GUEST + 'kind = "vm"', None, 'kind: must be one of "lxc", "qemu"'),
+    "a lock that is nearly one": (GUEST + 'lock = "bakcup"', None, 'lock: there is no "bakcup"; did you mean backup?'),
+    "a state of HA": (GUEST + 'ha = "start"', None, 'ha: there is no "start"; did you mean started?'),
+    "a pool with quotes in quotes": (GUEST + "pool = \"'guestward'\"", None, "pool: has quotes in its quotes: 'guestward'"),
+    "a name that is a number": (GUEST + "name = 7", None, "name: must be printable text, in quotes"),
+    "startup in words": (GUEST + 'startup = "first"', None, 'startup: must be as PVE has it, like "order=1,up=5"'),
+    "a state of a snapshot": (
+        GUEST + 'snapshots = [{name = "a", state = "prepared"}]',
+        None,
+        "snapshots: state must be one of prepare, delete",
+    ),
+    "a snapshot twice": (GUEST + 'snapshots = [{name = "a"}, {name = "a"}]', None, 'snapshots: "a" is there twice'),
+    "a snapshot without a name": (GUEST + 'snapshots = [{name = ""}]', None, 'snapshots: "" is no name of a snapshot'),
+    "a start that takes for ever": (GUEST + 'start_takes = "367d"', None, "start_takes: must be at most 366d"),
+    "a start that flaps late": (GUEST + 'start = "flap 367d"', None, "start: must be at most 366d"),
     "status": (GUEST + 'status = "paused"', None, 'status: must be "running" or "stopped"'),
     "state is for later": (GUEST + 'state = "paused"', None, 'state cannot be given here; let it come to pass: [[at]] t = "0s"'),
     "template": (GUEST + 'template = "no"', None, "template: must be true or false"),
@@ -132,7 +180,11 @@ WRONG = {
     "no do": (GUEST + '[[at]] # HERE\nt = "1s"\n[[at]]\nt = "1s"', None, "at: do is missing"),
     "t is a number": (GUEST + '[[at]]\nt = 65 # HERE\ndo = "die 101"', None, "t: a duration is a number with a unit"),
     "t is negative": (GUEST + '[[at]]\nt = "-1s" # HERE\ndo = "die 101"', None, "t: a duration is a number with a unit"),
-    "t after the end": (GUEST + '[[at]]\nt = "11m" # HERE\ndo = "die 101"', None, 't: 11m is after the end, which is at until = "600s"'),
+    "t after the end": (
+        GUEST + '[[at]]\nt = "11m" # HERE\ndo = "die 101"',
+        None,
+        't: 11m is after the end of the run, which is until = "10m"',
+    ),
     "do is a list": (GUEST + '[[at]]\nt = "1s"\ndo = ["die 101"]', None, "do: must be text, in quotes"),
     "do is empty": (GUEST + '[[at]]\nt = "1s"\ndo = " "', None, "do: must be text, in quotes"),
     "no such verb": (GUEST + '[[at]]\ndo = "dye 101" # HERE\nt = "1s"', None, '"dye 101": there is no verb dye; did you mean die?'),
@@ -176,6 +228,12 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, line: in
 
 def test_windows_lines_count_as_one(tmp_path: Path) -> None:
     assert refused(tmp_path, HEAD.replace("\n", "\r\n") + "\r\n[host]\r\nphase = 3\r\n").line == 5
+
+
+def test_a_file_of_windows_is_like_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + GUEST.replace("\n", "\r\n").encode())
+    assert load(file).guests[0].vmid == 101
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -254,7 +312,7 @@ def test_every_key_is_found_on_its_line() -> None:
     text = NASTY.split("\n")
     found = {place: lines.of(place) for place in places(tomllib.loads(NASTY))}
     for place, line in found.items():
-        if isinstance(place[-1], str) and place != ("config",):
+        if isinstance(place[-1], str):
             assert place[-1] in text[line - 1], place
     assert found["config", "watchdog", "backoff", 1] == found["config", "watchdog", "backoff", 2] == 14
     assert found["config", "watchdog", "backoff", 3, 0, "b.c", 1] == 16
@@ -338,6 +396,84 @@ def test_the_host(tmp_path: Path) -> None:
     world = sim.world
     assert (world.node, world.phases.phase, world.quorate, world.pve_version) == ("n2", "booting", False, "8.4")
     assert world.token_id == sim.config.pve.token_id == "guestward-n2@pve!agent"
+
+
+@pytest.mark.parametrize("node", ["other", "pve2", "n"])
+def test_guests_are_on_the_node_of_the_scenario_whatever_its_name(tmp_path: Path, node: str) -> None:
+    rest = 'onboot = true\npool = "guestward"\n[[at]]\nt = "5s"\ndo = "die 101"\n[[at]]\nt = "6s"\ndo = "create 102 lxc"\n'
+    moves = '[[at]]\nt = "7s"\ndo = "migrate 102 away"\n[[at]]\nt = "8s"\ndo = "migrate 102 here"'
+    sim = read(tmp_path, HEAD + f'[host]\nnode = "{node}"\n[[guest]]\nvmid = 101\n{rest}{moves}').simulation()
+    sim.run(7)
+    assert [guest.node for guest in sim.world.guests.values()] == [node, "pve1" if node == "pve2" else "pve2"]
+    sim.run(600)
+    sim.finish()
+    assert sim.world.guests[102].node == node
+    assert sim.starts(101) == [90]
+    assert sim.world.guests[101].running
+    assert sim.violation is None
+
+
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [
+        ("true", True),
+        ("1", True),
+        ('"1"', True),
+        ('"On"', True),
+        ("false", False),
+        ("0", False),
+        ('"0"', False),
+        ('"no"', False),
+        ('"x"', False),
+    ],
+)
+def test_onboot_is_what_pve_makes_of_it(tmp_path: Path, value: str, on: bool) -> None:
+    assert read(tmp_path, GUEST + f"onboot = {value}").simulation().world.guests[101].config().onboot is on
+    later = GUEST + f"onboot = {'false' if on else 'true'}\n[[at]]\nt = '0s'\ndo = 'set 101 onboot={value}'"
+    sim = read(tmp_path, later).simulation()
+    sim.run(0)
+    assert sim.world.guests[101].config().onboot is on
+
+
+OWNED = GUEST + 'pool = "guestward"\n'
+NOTES = {
+    "all is well": (OWNED, None, ""),
+    "no guests": (HEAD, None, ""),
+    "another guest's": (OWNED + "[[guest]]\nvmid = 102", None, ""),
+    "no pools": (GUEST + "[[guest]]\nvmid = 102", 3, 'no guest is guarded: none is in the pool "guestward"'),
+    "no pool yet": (GUEST + '[[at]]\nt = "1s"\ndo = "set 101 pool=guestward"', None, ""),
+    "a pool that nobody watches": (
+        GUEST + 'pool = "guestwrad"',
+        5,
+        'guest 101 is not guarded: its pool is not "guestward", as in [scope] pools',
+    ),
+    "a pool of another scope": (OWNED + '[config.scope]\npools = ["a", "b"]', 5, 'guest 101 is not guarded: its pool is not "a" or "b"'),
+    "a storage of nobody's": (
+        OWNED + 'storage = ["nas", "ssd"]\n[[at]]\nt = "1s"\ndo = "storage Nas offline"',
+        9,
+        '"storage Nas offline": no guest is on that storage; they are on local, nas, ssd',
+    ),
+    "a storage of later": (OWNED + '[[at]]\nt = "1s"\ndo = "storage nas offline"\n[[at]]\nt = "2s"\ndo = "set 101 storage=nas"', None, ""),
+    "a route that nobody asks": (
+        OWNED + '[[after]]\neffect = "start 101"\ndo = "api hang GET /node/pve1/lxc"',
+        8,
+        '"api hang GET /node/pve1/lxc": the agent asks nothing there; it asks /nodes/pve1/lxc, /nodes/pve1/qemu',
+    ),
+    "a route of another node": (
+        OWNED + '[host]\nnode = "n2"\n[[at]]\nt = "1s"\ndo = "api fault /nodes/pve1/lxc 500"',
+        10,
+        '"api fault /nodes/pve1/lxc 500": the agent asks nothing there; it asks /nodes/n2/lxc',
+    ),
+    "a part of a route": (OWNED + '[[at]]\nt = "1s"\ndo = "api slow 1s /nodes/pve1/lx"', None, ""),
+    "more than a route": (OWNED + '[[at]]\nt = "1s"\ndo = "api slow 1s /api2/json/nodes/pve1/lxc/101/config"', None, ""),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "note"), NOTES.values(), ids=NOTES.keys())
+def test_what_is_hardly_meant_so_is_noted(tmp_path: Path, text: str, line: int | None, note: str) -> None:
+    notes = read(tmp_path, text).notes
+    assert len(notes) == (line is not None)
+    assert all(found.startswith(f"{tmp_path}/scenario.toml:{line}: {note}") for found in notes), notes
 
 
 def test_the_configuration_is_that_of_the_agent(tmp_path: Path) -> None:

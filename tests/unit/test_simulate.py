@@ -166,6 +166,20 @@ def test_a_bad_file(file: Path, content: str | bytes | None, message: str, capsy
     assert (json.loads(out)["error"]["code"], json.loads(out)["error"]["message"], err) == ("scenario", f"{file}{message}", "")
 
 
+def test_what_is_hardly_meant_so_is_noted_and_played(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(SCENARIO.replace('pool = "guestward"', 'pool = "guestwrad"'))
+    assert main(["simulate", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [TEXT.splitlines()[0]]
+    assert err == f'guestward: {file}:9: guest 101 is not guarded: its pool is not "guestward", as in [scope] pools\n'
+
+
+def test_a_request_that_hangs_has_the_second_at_which_it_was_sent(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(SCENARIO + '[[at]]\nt = "100s"\ndo = "api hang POST /nodes"')
+    assert main(["simulate", str(file)]) == 0
+    assert "     150.0  effect  start 101               lost     api" in capsys.readouterr().out.splitlines()
+
+
 def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"guestward: {tmp_path}: cannot be read: Is a directory\n")

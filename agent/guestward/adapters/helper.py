@@ -7,13 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guestward.model.helper import MAX_ANSWER, Answer, Request, Verb
+from guestward.model.helper import ANSWERED_WITHIN, MAX_ANSWER, Answer, Request
 from guestward.ports import Clock, HelperLost, HelperUnreachable
 
 SOCKET = "run/guestward/helper.sock"
 CONNECT = 2.0  # seconds; systemd takes a connection as long as its backlog has room
-# Seconds after which no answer is waited for any more: what the helper takes at most, and some more.
-LONGEST = {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}
 
 
 @dataclass(slots=True)
@@ -77,4 +75,4 @@ class SocketHelper:
                 connection.close()
             why = error.strerror or str(error)
             raise HelperUnreachable(f"{path}: {why}; see `systemctl status guestward-helper.socket`") from None
-        return SocketCall(connection, self.clock, self.clock.boottime() + LONGEST[request.verb])
+        return SocketCall(connection, self.clock, self.clock.boottime() + ANSWERED_WITHIN[request.verb])

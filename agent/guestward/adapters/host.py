@@ -19,7 +19,6 @@ from typing import TypeVar
 from guestward.adapters.units import system_state, unit_state
 from guestward.model.archives import ARCHIVERS, archived_guest
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.locks import LockWitnesses
 from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, NodeNames
 from guestward.model.pvefiles import flock_holder, in_a_guest, lives
 from guestward.model.reading import Reading, Unreadable
@@ -58,14 +57,11 @@ class LinuxHost:
         """flock, pid file, archive processes."""
         return BackupWitnesses(flock=self._flock(), live_upid=self._live_upid(), archives=self._archives())
 
-    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
-        """When these guests' files were last written, and the UPID that the last vzdump which did not end well left in its pid file."""
-        path = self._at("run/vzdump.pid")
-        written = {guest: at for guest in guests if (at := self._written(guest)) is not None}
-        return LockWitnesses(written, _reading(path, lambda: _upid_in(path)))
+    def written(self, guests: Iterable[GuestId]) -> dict[GuestId, float]:
+        """See `ports.Host`. pmxcfs keeps the time of each write (memdb.c); stat needs no right to read the file."""
+        return {guest: at for guest in guests if (at := self._written(guest)) is not None}
 
     def _written(self, guest: GuestId) -> float | None:
-        """pmxcfs keeps the time of each write (memdb.c); stat needs no right to read the file."""
         folder = dict(_FOLDERS)[guest.kind]
         with suppress(OSError):
             return os.stat(self._at(f"etc/pve/nodes/{self._node}/{folder}/{guest.vmid}.conf")).st_mtime

@@ -92,7 +92,7 @@ class Check:
             yield from self._api()
             self.pve.close()
         yield from self._witnesses(state)
-        yield self._left_behind()
+        yield self._written()
         yield self._helper()
         yield from self._gate(state)
         yield self._state()
@@ -246,15 +246,15 @@ class Check:
             else:
                 yield Finding(what, True, "readable")
 
-    def _left_behind(self) -> Finding:
-        """When each guest's file was last written tells who left a lock that nobody saw begin."""
+    def _written(self) -> Finding:
+        """When each guest's file was last written tells who left a lock."""
         what = "times of guests' files"
         if self.misnamed:
             return Finding(what, None, f"not asked: this is not node {self.node}", "correct [pve] node first")
-        found = self.host.left_behind(self.visible)
-        untold = [str(id) for id in sorted(self.visible) if id not in found.written]
+        found = self.host.written(self.visible)
+        untold = [str(id) for id in sorted(self.visible) if id not in found]
         if untold:
-            hint = f"{_PMXCFS}. Until then locks are cleared only where the agent saw them begin"
+            hint = f"{_PMXCFS}. Until then no lock is cleared"
             return Finding(what, None, f"nobody can tell when the file of {untold[0]} was last written", hint)
         return Finding(what, True, "readable")
 

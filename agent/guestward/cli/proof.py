@@ -56,7 +56,7 @@ _WHY: dict[LockVerdict, str] = {
     LockVerdict.HELD: "not judged now: {0}",
     LockVerdict.OWNED: "somebody is at work: {0}",
     LockVerdict.UNKNOWN: "nobody can say whether somebody is at work: {0}",
-    LockVerdict.NO_TRACE: "{0}; so it was set by hand, or by another backup tool",
+    LockVerdict.NO_TRACE: "{0}; it may have been set by hand, or by another backup tool",
     LockVerdict.UNCONFIRMED: "seen once that nobody is at work; {1}",
     LockVerdict.STALE: "proven to be nobody's: no backup or task is at work; {1}",
 }

@@ -23,6 +23,8 @@ def simulate(file: Path, output: str) -> int:
     """
     try:
         scenario = load(file)
+        for note in scenario.notes:
+            put(f"guestward: {plain(note)}", sys.stderr)
         sim = scenario.simulation()
         said = _print_all(sim, scenario.until, output)
     except ScenarioError as error:

@@ -45,6 +45,7 @@ class Agent:
     def end(self) -> None:
         """Begin nothing more; may be called from another thread."""
         self.power.end()
+        self.locks.ending = True
 
     def _with_locks(self, watch: Callable[[], Report], recover: Callable[[], None]) -> Report:
         report = watch()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from guestward.duties.state import WatchState
 from guestward.model.events import Event
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.helper import SNAPSHOT, Answer, HelperCode, Request, Verb
+from guestward.model.helper import EXPECTABLE, SNAPSHOT, TRIED, Answer, HelperCode, Request, Verb
 from guestward.model.locks import LockDecision, LockMemory, LockStep
 from guestward.model.observation import Observation
 from guestward.model.reading import Reading, Unreadable
@@ -21,14 +21,6 @@ from guestward.ports import HelperCall, HelperLost, HelperUnreachable, PveError
 READ_BUDGET = 20.0
 CHECKS_A_LOOK = 10  # containers whose snapshots are read at one look
 HELPER_AGAIN = 60.0  # seconds before a helper that cannot be asked is asked again
-# Answers that say that the world is another one than was seen: nothing failed, and it is looked at anew.
-CHANGED = frozenset(
-    {
-        *(HelperCode.BUSY, HelperCode.BACKUP_RUNNING, HelperCode.TASK_RUNNING, HelperCode.LOCK_CHANGED, HelperCode.LOCKED),
-        *(HelperCode.NO_GUEST, HelperCode.WRONG_KIND, HelperCode.NO_SNAPSHOT, HelperCode.SNAPSHOT_CHANGED, HelperCode.TOO_SLOW),
-        *(HelperCode.BOOTING, HelperCode.STOPPING, HelperCode.NO_QUORUM, HelperCode.NO_PMXCFS, HelperCode.NOT_OWNED),
-    }
-)
 
 
 @dataclass(slots=True)
@@ -37,7 +29,8 @@ class LockRecovery:
 
     owned: guests whose locks are ours to judge. to_check: containers whose snapshots are to be read; checked: with which stamp of their
     file they were; left: those that have a snapshot of vzdump. known: guests seen at the last look, which was at `looked_at`. calls:
-    requests to the helper, under way. freed: somebody was unlocked, so that the watchdog should look.
+    requests to the helper, under way. freed: somebody was unlocked, so that the watchdog should look. ending: nothing more is begun.
+    deadline: seconds since host boot at which what is read for this look or step is given up.
     """
 
     state: WatchState
@@ -53,11 +46,14 @@ class LockRecovery:
     calls: dict[GuestId, HelperCall] = field(default_factory=dict)
     helper_failing: bool = False
     freed: bool = False
+    ending: bool = False
+    deadline: float = 0.0
 
     def __post_init__(self) -> None:
         """Take up what is remembered. What came of a request that the helper got before this start is seen at the first look."""
         state = self.state
         self.memories = {memory.id: memory for memory in state.node.locks}
+        self.left = {memory.id for memory in state.node.locks if not memory.kind}
         self.boot_id, self.looked_at = state.node.boot_id, state.node.looked_at
         self.known = frozenset(memory.id for memory in state.memories.values() if memory.owned)
 
@@ -73,6 +69,7 @@ class LockRecovery:
         seen = self.state.obs
         if seen is None or self.state.aborted:
             return
+        self.deadline = self.state.env.clock.boottime() + READ_BUDGET
         self._new_boot()
         self._find(seen)
         self._resume(seen)
@@ -86,11 +83,11 @@ class LockRecovery:
         self.known, self.looked_at = frozenset(self.owned), seen.at
 
     def _new_boot(self) -> None:
-        """Times of an earlier boot mean nothing, and the node's memory has forgotten them, too."""
+        """Times of an earlier boot mean nothing; the node's memory has what outlives one."""
         if self.boot_id == self.state.node.boot_id:
             return
         self.boot_id, self.looked_at, self.known, self.places = self.state.node.boot_id, None, frozenset(), ()
-        self.memories, self.checked, self.left = {}, {}, set()
+        self.memories, self.checked, self.left = {memory.id: memory for memory in self.state.node.locks}, {}, set()
         self.calls.clear()
 
     def _find(self, seen: Observation) -> None:
@@ -144,7 +141,7 @@ class LockRecovery:
 
     def _snapshots(self, id: GuestId) -> Reading[Mapping[str, str]]:
         try:
-            return self.state.env.pve.snapshots(id, deadline=self.state.env.clock.boottime() + READ_BUDGET)
+            return self.state.env.pve.snapshots(id, deadline=self.deadline)
         except PveError as error:
             return Unreadable(str(error))
 
@@ -164,24 +161,25 @@ class LockRecovery:
 
     def _judge(self, seen: Observation) -> None:
         seen = replace(seen, backups=self.state.env.host.backups())
-        behind = self.state.env.host.left_behind(self.memories)
+        suspects = {id for id, guest in seen.guests.items() if guest.lock in EXPECTABLE} | self.memories.keys()
+        written = self.state.env.host.written(suspects)
         history: Reading[tuple[Task, ...]] = locks.NOT_READ
         decisions, offsets = [], self.state.node.offsets
         for memory in list(self.memories.values()):
             snapshots = self._snapshots(memory.id) if locks.needs_snapshots(memory) else locks.NOT_READ
             hold = self.state.lasting.get(memory.id.vmid)
-            case = locks.LockCase(seen, memory, self.state.gate, self.state.rules.lock_confirm, snapshots, history, behind, hold, offsets)
+            case = locks.LockCase(seen, memory, self.state.gate, self.state.rules.lock_confirm, snapshots, history, written, hold, offsets)
             decision = locks.judge(case)
             if locks.asks_history(decision) and history is locks.NOT_READ:
-                history = self._history(seen)
+                history = self._history()
                 decision = locks.judge(replace(case, history=history))
             decisions.append(self._settle(memory, decision, seen.at))
         self._show(tuple(decisions))
 
-    def _history(self, seen: Observation) -> Reading[tuple[Task, ...]]:
+    def _history(self) -> Reading[tuple[Task, ...]]:
         """Ended tasks of any boot: a lock of snapshots outlives one."""
         try:
-            return self.state.env.pve.past_tasks(deadline=seen.at + READ_BUDGET)
+            return self.state.env.pve.past_tasks(deadline=self.deadline)
         except PveError as error:
             return Unreadable(str(error))
 
@@ -190,7 +188,7 @@ class LockRecovery:
         self.memories[memory.id] = settled.memory
         self.state.env.tell(settled.notices)
         step = locks.due(settled.memory, settled.decision, at, self.state.rules)
-        if step is not None and self._free_for(step):
+        if step is not None:
             self._ask(settled.memory, step)
         return settled.decision
 
@@ -208,13 +206,23 @@ class LockRecovery:
 
     # ------------------------------------------------------------------------------------------------ acting
 
-    def _free_for(self, step: LockStep) -> bool:
-        """One of each kind at a time: unlocks need the same flock, deletes the same storage."""
-        return not any(self.memories[id].step is step for id in self.calls if id in self.memories)
+    def _may_ask(self, id: GuestId, step: LockStep) -> bool:
+        """Nothing is begun against anybody's will, that of a minute ago included; the helper itself looks at the host once more.
+
+        One of each kind at a time: unlocks need the same flock, deletes the same storage.
+        """
+        state = self.state
+        at_work = any(self.memories[other].step is step for other in self.calls if other in self.memories)
+        if self.ending or at_work or not state.rules.lock_recovery or not state.gate.open:
+            return False
+        return {None, id.vmid}.isdisjoint(state.holds()) and not state.holds_unknown
 
     def _ask(self, memory: LockMemory, step: LockStep) -> None:
-        """Intent first, request second."""
+        """Intent first, request second; what may not be asked now is judged again at the next look."""
         id = memory.id
+        if not self._may_ask(id, step):
+            self.memories[id] = memory
+            return
         unlock = Request(Verb.UNLOCK, id.kind, id.vmid, memory.kind)
         request = unlock if step is LockStep.UNLOCK else Request(Verb.DELETE_SNAPSHOT, vmid=id.vmid)
         self.memories[id] = locks.asking(memory, step)
@@ -237,6 +245,7 @@ class LockRecovery:
 
     def follow(self) -> None:
         """See whether the helper has answered, and go on from what is seen then."""
+        self.deadline = self.state.env.clock.boottime() + READ_BUDGET
         for id, call in list(self.calls.items()):
             try:
                 answer = call.answer()
@@ -249,17 +258,21 @@ class LockRecovery:
                     self._keep()
 
     def _ended(self, memory: LockMemory, answer: Answer) -> None:
-        (self._unlock_ended if memory.step is LockStep.UNLOCK else self._delete_ended)(memory, answer)
+        if answer.ok or answer.code in TRIED:
+            (self._unlock_ended if memory.step is LockStep.UNLOCK else self._delete_ended)(memory, answer)
+        else:
+            self.memories[memory.id], notices = locks.refused(memory, answer, self.state.env.clock.boottime())
+            self.state.env.tell(notices)
 
     def _unlock_ended(self, memory: LockMemory, answer: Answer) -> None:
         """Only what is seen now counts: an answer may be lost, and one that says `ok` is no proof."""
         lock = self._lock_now(memory.id)
         if lock is None:
-            text = f"is unlocked: {_without_id(memory, answer)}"
+            text = f"is unlocked: {locks.without_id(memory, answer)}"
             self.state.env.tell((locks.notice(Event.UNLOCKED, memory, text, lock=memory.kind, reason=answer.message),))
             self.freed = True
             self._delete_next(locks.unlocked(memory))
-        elif answer.code in CHANGED or (answer.ok and not isinstance(lock, Unreadable) and lock != memory.kind):
+        elif answer.ok and not isinstance(lock, Unreadable) and lock != memory.kind:
             self.memories[memory.id] = locks.looked_at_anew(memory)
         elif answer.ok or isinstance(lock, Unreadable):
             seen = lock.reason if isinstance(lock, Unreadable) else f"it has the lock `{lock}`"
@@ -276,19 +289,17 @@ class LockRecovery:
             return
         self.memories[memory.id] = memory
         self.left.add(memory.id)
-        if memory.deletes == 0 and self.state.gate.open and self._free_for(LockStep.DELETE_SNAPSHOT):
+        if memory.deletes == 0:
             self._ask(memory, LockStep.DELETE_SNAPSHOT)
 
     def _delete_ended(self, memory: LockMemory, answer: Answer) -> None:
         found = self._snapshots(memory.id)
         if not isinstance(found, Unreadable) and SNAPSHOT not in found:
-            text = f"has no snapshot `{SNAPSHOT}` any more: {_without_id(memory, answer)}"
-            self.state.env.tell((locks.notice(Event.SNAPSHOT_DELETED, memory, text, reason=answer.message),))
+            text = f"has no snapshot `{SNAPSHOT}` any more: {locks.without_id(memory, answer)}"
+            self.state.env.tell((locks.notice(Event.SNAPSHOT_DELETED, replace(memory, kind=""), text, reason=answer.message),))
             self.freed = True
             self.left.discard(memory.id)
             del self.memories[memory.id]
-        elif answer.code in CHANGED:
-            self.memories[memory.id] = locks.looked_at_anew(memory)
         else:
             self._failed(memory, answer.message)
             self._free_of_our_lock(self.memories[memory.id], found)
@@ -296,13 +307,11 @@ class LockRecovery:
     def _free_of_our_lock(self, memory: LockMemory, found: Reading[Mapping[str, str]]) -> None:
         """Power comes before tidiness: what our own delete has locked is unlocked at once, and the delete waits for hours (C39)."""
         if self._lock_now(memory.id) == "snapshot-delete" and not isinstance(found, Unreadable) and found.get(SNAPSHOT) == "delete":
-            self.memories[memory.id] = locked = locks.left_by_our_delete(memory, self.state.env.clock.boottime())
-            if self._free_for(LockStep.UNLOCK):
-                self._ask(locked, LockStep.UNLOCK)
+            self._ask(locks.left_by_our_delete(memory, self.state.env.clock.boottime()), LockStep.UNLOCK)
 
     def _lock_now(self, id: GuestId) -> Reading[str | None]:
         try:
-            return self.state.env.pve.live(id, deadline=self.state.env.clock.boottime() + READ_BUDGET).lock
+            return self.state.env.pve.live(id, deadline=self.deadline).lock
         except PveError as error:
             return Unreadable(f"whether it is still locked cannot be read: {error}")
 
@@ -315,8 +324,3 @@ class LockRecovery:
         text = f"{memory.step} failed ({made} of {most}), {again}: {reason}"
         told = locks.notice(Event.LOCK_STEP_FAILED, memory, text, step=str(memory.step), reason=reason, attempt=made, of=most)
         self.state.env.tell((told,))
-
-
-def _without_id(memory: LockMemory, answer: Answer) -> str:
-    """What the helper said, for a sentence that begins with the guest's id already."""
-    return answer.message.removeprefix(f"{memory.id}: ")

@@ -17,7 +17,7 @@ from guestward.model.observation import Aborted, Observation
 from guestward.model.reading import Unreadable
 from guestward.model.rules import MASS_STOP_PAUSE
 from guestward.model.task import Task, Upid
-from guestward.policy import attempts, causes, recall
+from guestward.policy import attempts, causes, locks, recall
 from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
 from guestward.ports import PveError
 
@@ -103,7 +103,7 @@ class PowerWatch:
             for memory in list(state.memories.values()):
                 state.remember(recall.after_boot(memory))
             self.placed = ()
-        state.node = NodeMemory(boot_id=boot_id, unseeded=self._lost())
+        state.node = NodeMemory(boot_id=boot_id, unseeded=self._lost(), locks=locks.after_boot(state.node.locks))
         state.save()
 
     def _note_clock(self, seen: Observation) -> None:

@@ -108,6 +108,13 @@ class Event:
         "A step of lock recovery failed; it is tried again so often, later, and the guest is started if it can run without it.",
         guest=True,
     )
+    LOCK_STEP_REFUSED = _kind(
+        "lock_step_refused",
+        _W,
+        "step code reason",
+        "The root helper refuses a step of lock recovery and has changed nothing; said once, asked again with longer and longer waits.",
+        guest=True,
+    )
     LOCK_OLD = _kind(
         "lock_old", _W, "lock age_s evidence", "A lock is older than `[locks] warn_after`; whose it is, as far as known.", guest=True
     )

@@ -95,6 +95,10 @@ ARGUMENTS: Mapping[Verb, tuple[str, ...]] = {Verb.UNLOCK: ("kind", "vmid", "expe
 """The keys that a request has besides `verb`, no more and no fewer."""
 
 
+ANSWERED_WITHIN: Mapping[Verb, float] = {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}
+"""Seconds after which no answer is waited for any more: what the helper takes at most, and some more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request. An argument that its verb does not have is None."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from guestward.model.guest import GuestId
-from guestward.model.reading import Reading
-from guestward.model.task import Upid
 
 
 class LockVerdict(StrEnum):
@@ -30,7 +27,7 @@ VERDICT_MEANING: dict[LockVerdict, str] = {
     LockVerdict.HELD: "the guest is held by an operator",
     LockVerdict.OWNED: "somebody is at work: a backup, or another task for this guest",
     LockVerdict.UNKNOWN: "a witness cannot be read, so nobody can say whether somebody owns it",
-    LockVerdict.NO_TRACE: "nothing shows that a vzdump of ours left it: set by hand, or by another backup tool",
+    LockVerdict.NO_TRACE: "nothing shows that a vzdump of this node left it",
     LockVerdict.UNCONFIRMED: "proven once; a second observation follows",
     LockVerdict.STALE: "nobody owns it: seen twice, and a vzdump that died left it",
 }
@@ -49,11 +46,10 @@ class LockMemory:
     """One lock of one guest, or the snapshot that vzdump left without a lock. Times are seconds since host boot.
 
     kind: the lock's value, "" where only the snapshot is left. since: when it was first seen. free_at: when the guest was last seen
-    without it, None where nobody was looking. stamp: of the configuration file, in which a lock is a line. during: the vzdump that held
-    the node's flock, and was for this guest, when the lock was first seen beside one. clear_since: since when every look has found
-    nobody who owns it. step: of recovery; asked: the helper was asked to do it. unlocks, deletes: how often that failed. next_at,
-    delete_at: no unlock, and no delete, before. told: that it is stale was told; warned: that it is old was. ours: the lock is what our
-    own delete left (C39).
+    without it, None where nobody was looking. stamp: of the configuration file, in which a lock is a line. clear_since: since when every
+    look has found nobody who owns it. step: of recovery; asked: the helper was asked to do it. unlocks, deletes: how often that failed.
+    next_at, delete_at: no unlock, and no delete, before. refusals: how often in a row the helper refused, and with which words last.
+    told: that it is stale was told; warned: that it is old was. ours: the lock is what our own delete left (C39).
     """
 
     id: GuestId
@@ -62,7 +58,6 @@ class LockMemory:
     since: float = 0.0
     free_at: float | None = None
     stamp: str = ""
-    during: str = ""
     clear_since: float | None = None
     step: LockStep = LockStep.PROVE
     asked: bool = False
@@ -70,21 +65,11 @@ class LockMemory:
     deletes: int = 0
     next_at: float = 0.0
     delete_at: float = 0.0
+    refusals: int = 0
+    refusal: str = ""
     warned: bool = False
     told: bool = False
     ours: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LockWitnesses:
-    """What the host itself tells of who left a lock.
-
-    written: when a guest's configuration file was last written, in seconds since the epoch; a guest without a readable file is not in it.
-    left_over: the UPID in `/var/run/vzdump.pid`, whether that worker lives or not.
-    """
-
-    written: Mapping[GuestId, float]
-    left_over: Reading[Upid | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,25 +4,36 @@ looks a minute apart, and something must show that a vzdump of ours left it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from guestward.model.decision import Gate, Guard
 from guestward.model.events import Event, EventKind, Notice
 from guestward.model.guest import GuestId, GuestKind, ListedGuest
-from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK
-from guestward.model.locks import LockCheck, LockDecision, LockMemory, LockStep, LockVerdict, LockWitnesses
+from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode
+from guestward.model.locks import LockCheck, LockDecision, LockMemory, LockStep, LockVerdict
 from guestward.model.memory import Hold
 from guestward.model.observation import Observation
 from guestward.model.reading import Reading, Unreadable
 from guestward.model.rules import Rules
-from guestward.model.task import Error, Task, Unknown, Upid
+from guestward.model.task import Error, Task, Unknown
 from guestward.policy.backups import backup_of
 from guestward.policy.causes import of_this_boot
 
 NOT_READ = Unreadable("not read")
 UNLOCKS, UNLOCK_WAITS = 3, (60.0, 120.0)
+REFUSAL_WAIT, LONGEST_REFUSAL_WAIT = 60.0, 3600.0
 DELETES, DELETE_WAITS = 3, (3600.0, 6 * 3600.0)  # a failed delete locks the guest anew (C39), and the next backup tidies up as well
+PASSING = frozenset(
+    {
+        *(HelperCode.BUSY, HelperCode.BACKUP_RUNNING, HelperCode.TASK_RUNNING, HelperCode.LOCK_CHANGED, HelperCode.LOCKED),
+        *(HelperCode.NO_GUEST, HelperCode.WRONG_KIND, HelperCode.NO_SNAPSHOT, HelperCode.SNAPSHOT_CHANGED, HelperCode.TOO_SLOW),
+        *(HelperCode.BOOTING, HelperCode.STOPPING, HelperCode.NO_QUORUM, HelperCode.NO_PMXCFS),
+    }
+)
+"""Refusals that say that the world is another one than was seen a moment ago; told only when they come again and again."""
+OFTEN = 3  # refusals of that kind in a row
 EARLY = 1.0  # looks come once a minute, and now and then one comes milliseconds early
 CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
 
@@ -31,8 +42,9 @@ CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
 class LockCase:
     """All that is asked about one lock.
 
-    obs: with its backup witnesses. snapshots: of a container, name -> snapstate. history: ended tasks of any boot, newest
-    first. hold: of this guest. offsets: what wall clock less boot clock has been in this boot.
+    obs: with its backup witnesses. snapshots: of a container, name -> snapstate. history: ended tasks of any boot, newest first.
+    written: when the files of all guests with a lock of vzdump's kinds were last written, in seconds since the epoch; a file of which
+    that cannot be read is not in it. hold: of this guest. offsets: what wall clock less boot clock has been in this boot.
     """
 
     obs: Observation
@@ -41,7 +53,7 @@ class LockCase:
     confirm: float
     snapshots: Reading[Mapping[str, str]] = NOT_READ
     history: Reading[tuple[Task, ...]] = NOT_READ
-    left_behind: LockWitnesses = LockWitnesses({}, None)
+    written: Mapping[GuestId, float] = field(default_factory=dict)
     hold: tuple[Hold, float] | None = None
     offsets: tuple[float, ...] = ()
 
@@ -118,8 +130,29 @@ def asking(memory: LockMemory, step: LockStep) -> LockMemory:
 
 
 def looked_at_anew(memory: LockMemory) -> LockMemory:
-    """The helper found another world than was seen; or it was not asked: the proof begins anew, and nothing has failed."""
+    """There is another world than was seen; or the helper was not asked: the proof begins anew, and nothing has failed."""
     return replace(memory, step=LockStep.PROVE, asked=False, clear_since=None)
+
+
+def refused(memory: LockMemory, answer: Answer, at: float) -> tuple[LockMemory, tuple[Notice, ...]]:
+    """The helper has done nothing, and says why: no attempt is used up, the next one waits longer each time, and it is told once.
+
+    At once where nothing but a person changes that; what passes by itself only when it comes again and again.
+    """
+    step, count = memory.step, memory.refusals + 1
+    wait = min(REFUSAL_WAIT * 2 ** min(count - 1, 10), LONGEST_REFUSAL_WAIT)
+    words = f"{answer.code}: {without_id(memory, answer)}"
+    memory = replace(put_off(memory, at + wait), refusals=count, refusal=words)
+    if count != (OFTEN if answer.code in PASSING else 1):
+        return memory, ()
+    times = f" {count} times in a row" if count > 1 else ""
+    text = f"{step} refused by the root helper{times}, nothing was changed, asked again with longer and longer waits: {words}"
+    return memory, (notice(Event.LOCK_STEP_REFUSED, memory, text, step=str(step), code=str(answer.code), reason=answer.message),)
+
+
+def without_id(memory: LockMemory, answer: Answer) -> str:
+    """What the helper said, for a sentence that begins with the guest's id already."""
+    return answer.message.removeprefix(f"{memory.id}: ")
 
 
 def failed(memory: LockMemory, at: float) -> LockMemory:
@@ -127,13 +160,13 @@ def failed(memory: LockMemory, at: float) -> LockMemory:
     unlock = memory.step is LockStep.UNLOCK
     made = (memory.unlocks if unlock else memory.deletes) + 1
     waits = UNLOCK_WAITS if unlock else DELETE_WAITS
-    memory, again = looked_at_anew(memory), at + waits[min(made, len(waits)) - 1]
+    memory, again = replace(looked_at_anew(memory), refusals=0, refusal=""), at + waits[min(made, len(waits)) - 1]
     return replace(memory, unlocks=made, next_at=again) if unlock else replace(memory, deletes=made, delete_at=again)
 
 
 def unlocked(memory: LockMemory) -> LockMemory:
     """Its lock is gone; what may be left is the snapshot."""
-    return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, ours=False)
+    return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, refusals=0, refusal="", ours=False)
 
 
 def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
@@ -143,7 +176,7 @@ def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
 
 def rearmed(memory: LockMemory) -> LockMemory:
     """`guestward rearm`: all attempts again, at once."""
-    return replace(memory, unlocks=0, deletes=0, next_at=0.0, delete_at=0.0)
+    return replace(memory, unlocks=0, deletes=0, next_at=0.0, delete_at=0.0, refusals=0, refusal="")
 
 
 def not_before(memory: LockMemory) -> float:
@@ -179,7 +212,8 @@ def _next_step(memory: LockMemory, decision: LockDecision, at: float, rules: Rul
     if (memory.unlocks >= UNLOCKS) if memory.kind else (memory.deletes >= DELETES):
         return f"given up after {UNLOCKS if memory.kind else DELETES} attempts; mend the cause, then: guestward rearm {memory.id.vmid}"
     again = not_before(memory)
-    return f"{what} in {again - at:.0f} s" if at < again else f"{what} now"
+    said = f" (the root helper refused that: {memory.refusal})" if memory.refusal else ""
+    return f"{what} in {again - at:.0f} s{said}" if at < again else f"{what} now{said}"
 
 
 def _proof(decision: LockDecision) -> str:
@@ -254,44 +288,57 @@ def _trace(case: LockCase) -> LockCheck:
         return LockCheck("trace", True, f"only vzdump makes a snapshot called `{SNAPSHOT}`")
     if isinstance(case.history, Unreadable):
         return LockCheck("trace", None, f"task history: {case.history.reason}")
-    found = next(_traces(case, case.history), None)
-    return LockCheck("trace", found is not None, found or "no vzdump that died was for this guest when the lock came")
+    if case.id not in case.written:
+        return LockCheck("trace", None, "when its configuration was last written cannot be read")
+    return _left_by_vzdump(case, case.history)
 
 
-def _traces(case: LockCase, history: tuple[Task, ...]) -> Iterator[str]:
-    memory, vmid = case.memory, case.id.vmid
-    ended = {task.upid.text: task for task in history}
-    if memory.during:  # unless the lock was there before: a vzdump that finds its guest locked fails, too
-        task = ended.get(memory.during)
-        if (task is None or _death(task)) and _came_during(case, Upid.parse(memory.during), None):
-            said = "whose end is not known" if task is None else f"which ended so: {_death(task)}"
-            yield f"seen to come while a vzdump was at work ({memory.during}), {said}"
-    for task in history if memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets):
-        if task.upid.type == "vzdump" and task.upid.covers(vmid) and _death(task) and _came_during(case, task.upid, task.endtime):
-            yield f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} died when the lock was there: {_death(task)}"
-    left = case.left_behind.left_over
-    if isinstance(left, Upid) and left.covers(vmid) and left.text not in ended and _came_during(case, left, None):
-        yield f"/var/run/vzdump.pid was left by a vzdump for {left.id or 'several guests'} that did not end well"
+def _left_by_vzdump(case: LockCase, history: tuple[Task, ...]) -> LockCheck:
+    left_by = next((task for task in _this_boot_at_least(case, history) if _died_with(task, case)), None)
+    if left_by is None:
+        return LockCheck("trace", False, "no vzdump that died was for this guest when the lock came")
+    others = [] if left_by.upid.id else [str(id) for id, at in case.written.items() if id != case.id and _in(left_by, at)]
+    if others:  # a job is at one guest at a time: which of these locks is its own, nobody can tell
+        return LockCheck("trace", False, f"a vzdump for several guests died, and while it ran {' and '.join(others)} got locked, too")
+    whom = left_by.upid.id or "several guests"
+    return LockCheck("trace", True, f"a vzdump by {left_by.upid.user} for {whom} died when the lock was there: {_death(left_by)}")
+
+
+def _this_boot_at_least(case: LockCase, history: tuple[Task, ...]) -> Iterable[Task]:
+    """The tasks that can have left it: a lock that came while we looked came in this boot."""
+    return history if case.memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets)
+
+
+def _died_with(task: Task, case: LockCase) -> bool:
+    """Whether that was a vzdump for this guest which did not end well, and the lock came while it was at work.
+
+    The configuration file, of which a lock is a line, was last written then; and where we were looking, it came between two looks.
+    """
+    if task.upid.type != "vzdump" or not task.upid.covers(case.id.vmid) or not _death(task) or not _in(task, case.written[case.id]):
+        return False
+    memory, end = case.memory, _end(task)
+    if memory.free_at is None:
+        return True
+    end -= task.upid.starttime - task.upid.started_boottime
+    return task.upid.started_boottime - CLOCK_SLACK <= memory.since and end + CLOCK_SLACK >= memory.free_at
 
 
 def _death(task: Task) -> str:
-    """What PVE says of the end of a task that did not end well; "" for any other."""
-    return task.status.detail if isinstance(task.status, (Error, Unknown)) else ""
+    """What PVE says of the end of a vzdump that can have left a lock; "" for any other.
 
-
-def _came_during(case: LockCase, upid: Upid, endtime: int | None) -> bool:
-    """Whether the lock came while that vzdump was at work.
-
-    Where we were looking it came between two looks; else the configuration file, of which a lock is a line, was last written then.
+    A job of several has errors when any of them has: only one that was killed was at a guest when it ended.
     """
-    memory = case.memory
-    if memory.free_at is not None:
-        end = memory.since if endtime is None else endtime - (upid.starttime - upid.started_boottime)
-        return upid.started_boottime - CLOCK_SLACK <= memory.since and end + CLOCK_SLACK >= memory.free_at
-    written = case.left_behind.written.get(memory.id)
-    if written is None:
-        return False
-    return upid.starttime - CLOCK_SLACK <= written and (endtime is None or written <= endtime + CLOCK_SLACK)
+    status = task.status
+    return status.detail if isinstance(status, Unknown) or (isinstance(status, Error) and task.upid.id) else ""
+
+
+def _in(task: Task, at: float) -> bool:
+    """Whether that second of the wall clock was while the task ran, as PVE noted it."""
+    return task.upid.starttime - CLOCK_SLACK <= at <= _end(task) + CLOCK_SLACK
+
+
+def _end(task: Task) -> float:
+    return -math.inf if task.endtime is None else task.endtime
 
 
 def _confirmed(case: LockCase) -> LockCheck:
@@ -299,16 +346,6 @@ def _confirmed(case: LockCase) -> LockCheck:
     seen = 0.0 if since is None else case.obs.at - since
     return LockCheck(
         "seen twice", since is not None and seen >= case.confirm - EARLY, f"nobody has owned it for {seen:.0f} s of {case.confirm:.0f} s"
-    )
-
-
-def holder_for(obs: Observation, vmid: int) -> str:
-    """The UPID of the vzdump that holds the node's flock and is for this guest, or "". Others that run only wait for their turn."""
-    flock, tasks = obs.backups.flock, obs.tasks
-    if isinstance(flock, Unreadable) or flock is None or isinstance(tasks, Unreadable):
-        return ""
-    return next(
-        (t.upid.text for t in tasks if t.running and t.upid.type == "vzdump" and t.upid.pid == flock.pid and t.upid.covers(vmid)), ""
     )
 
 
@@ -323,12 +360,17 @@ def seen_now(known: LockMemory | None, guest: ListedGuest, stamp: str, obs: Obse
     if memory.asked and memory.step is LockStep.UNLOCK and not kind:
         return memory  # gone as we asked; what comes next begins when that has been told
     another = known is None or (memory.kind, memory.stamp) != (kind, stamp)
+    deleting = memory.asked and memory.step is LockStep.DELETE_SNAPSHOT
+    ours = kind == "snapshot-delete" and (memory.ours or deleting)
     if memory.kind != kind:
-        memory = replace(memory, unlocks=0, next_at=0.0)
+        memory = replace(memory, unlocks=0, next_at=0.0, refusals=0, refusal="")
     if another:
-        deleting = memory.asked and memory.step is LockStep.DELETE_SNAPSHOT
-        ours = kind == "snapshot-delete" and (memory.ours or deleting)
-        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, ours=ours)
-        memory = replace(memory, clear_since=None, told=False, warned=False)
-    during = ("" if another else memory.during) or holder_for(obs, guest.id.vmid)
-    return memory if (guest.name, during) == (memory.name, memory.during) else replace(memory, name=guest.name, during=during)
+        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, clear_since=None, told=False, warned=False)
+    memory = replace(memory, ours=ours)
+    return memory if guest.name == memory.name else replace(memory, name=guest.name)
+
+
+def after_boot(memories: Iterable[LockMemory]) -> tuple[LockMemory, ...]:
+    """In another boot all times are void. What is known on is only whose the lock of a delete of ours is, which outlives a boot."""
+    ours = (m for m in memories if m.ours or (m.asked and m.step is LockStep.DELETE_SNAPSHOT))
+    return tuple(LockMemory(m.id, m.name, m.kind, stamp=m.stamp, ours=True) for m in ours)

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 from guestward.model.decision import Guard
 from guestward.model.events import EventKind, Level
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
-from guestward.model.locks import LockWitnesses
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, Member, Resources, StorageState
 from guestward.model.reading import Reading, Unreadable
@@ -429,11 +428,9 @@ class SimWitness:
             archives=self._read("archives", frozenset(self.world.vzdump.archives)),
         )
 
-    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
-        """When the guests' files were last written, and what the pid file was left with."""
-        world, job = self.world, self.world.vzdump.running
-        written = {id: world.guests[id.vmid].written for id in guests if id.vmid in world.guests}
-        return LockWitnesses(written, self._read("pidfile", job.task.upid if job is not None else world.vzdump.stale))
+    def written(self, guests: Iterable[GuestId]) -> dict[GuestId, float]:
+        """When the guests' files were last written."""
+        return {id: self.world.guests[id.vmid].written for id in guests if id.vmid in self.world.guests}
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Frozen containers."""

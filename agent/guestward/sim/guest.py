@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from guestward.config import duration
+from guestward.config import LONGEST, duration
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest
+from guestward.sim.wording import guess, quoted
 
 # What is written in the configuration file; a change of any of these changes the file.
 IN_FILE = frozenset({"name", "onboot", "lock", "template", "startup", "storages", "tags", "protection", "snapshots", "identity", "note"})
+# pve-facts B1: the enums of both kinds, and the two that PVE writes besides.
+LOCKS = (
+    *("backup", "clone", "create", "destroyed", "disk", "fstrim", "import", "migrate", "mounted", "rollback"),
+    *("snapshot", "snapshot-delete", "suspended", "suspending"),
+)
+# HA's own states of a service, and what an operator can ask of it (pve-facts G).
+HA_STATES = (
+    *("disabled", "enabled", "error", "fence", "freeze", "ignored", "migrate", "recovery", "relocate"),
+    *("request_start", "request_start_balance", "request_stop", "started", "stopped"),
+)
+BOOLEANS = ("1", "on", "yes", "true", "0", "off", "no", "false")  # as PVE reads them in a file, in any case
+SNAPSHOT_STATES = ("prepare", "delete", "rollback")
+SNAPSHOT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_STARTUP = re.compile(r"((order=)?|up=|down=)[0-9]{1,9}")
 _PLAIN_STARTS = ("ok", "ok: stays stopped", "hang", "lost before", "lost after")
 
 
@@ -20,20 +35,21 @@ class SimGuest:
     """A guest. ha: state as HA knows it, in a tuple because it may be None; None is not managed.
 
     snapshots: name -> snapstate, "" for a whole one. start: what each start by the agent does, the last repeats. changed: called after
-    each change, with the name of what changed. written: when its file was, in seconds since the epoch. shown: what `/cluster/resources`
-    still shows, and until which broadcast. passing: what PVE's live views show for a moment while it goes down or fails to start: `reset`
-    (status 500), `no pid` or `starting` (runs, without a pid).
+    each change, with the name of what changed. locker: who set its lock, `vzdump` or `our delete`; "" for anybody else. written: when
+    its file was, in seconds since the epoch. shown: what `/cluster/resources` still shows, and until which broadcast. passing: what PVE's
+    live views show for a moment while it goes down or fails to start: `reset` (status 500), `no pid` or `starting` (runs, without a pid).
     """
 
     id: GuestId
     name: str
     identity: str
+    node: str
     changed: Callable[[SimGuest, str], None]
     onboot: bool | str = True
     running: bool = True
     pool: str | None = "guestward"
-    node: str = "pve1"
     lock: str | None = None
+    locker: str = ""
     template: bool = False
     startup: str = ""
     storages: frozenset[str] = frozenset({"local"})
@@ -61,7 +77,7 @@ class SimGuest:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Everything that was derived from the old value is derived anew."""
-        if name in ("listed", "parsed", "shown", "edits", "written"):
+        if name in ("listed", "parsed", "shown", "edits", "written", "locker"):
             object.__setattr__(self, name, value)
             return
         told = hasattr(self, "parsed") and getattr(self, name) != value
@@ -70,6 +86,8 @@ class SimGuest:
         object.__setattr__(self, name, value)
         if told:
             object.__setattr__(self, "listed", None)
+            if name == "lock":
+                object.__setattr__(self, "locker", "")
             if name in IN_FILE:
                 object.__setattr__(self, "parsed", None)
                 object.__setattr__(self, "edits", self.edits + 1)
@@ -127,21 +145,36 @@ class SimGuest:
 
 
 def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
+    if not isinstance(value, int) or value not in (0, 1):
+        raise ValueError("must be true or false, without quotes")
+    return bool(value)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        raise ValueError("must be printable text")
+        raise ValueError("must be printable text, in quotes")
+    if value[:1] in ('"', "'") and value.endswith(value[0]):
+        raise ValueError(f"has quotes in its quotes: {value}")
     return value
 
 
+def known_word(value: object, known: Collection[str]) -> str:
+    """Any text, but none that is only nearly one of the known words. Raises ValueError."""
+    word = _text(value)
+    if word not in known and guess(word, known):
+        raise ValueError(f"there is no {quoted(word)}{guess(word, known)}")
+    return word
+
+
 def _onboot(value: object) -> dict[str, object]:
-    if not isinstance(value, bool) and not (isinstance(value, str) and value):
-        raise ValueError('must be true or false, or text as it stands in the file, like "yes"')
-    return {"onboot": value}
+    """Text stays as it is: what is none of PVE's booleans PVE leaves out with a warning, so that it counts as unset."""
+    if isinstance(value, str) and value.strip():
+        if value.strip().lower() not in BOOLEANS:
+            known_word(value, BOOLEANS)
+        return {"onboot": _text(value)}
+    if isinstance(value, int) and value in (0, 1):
+        return {"onboot": bool(value)}
+    raise ValueError('must be true or false, 1 or 0, or text as it stands in the file, like "yes"')
 
 
 def _status(value: object) -> dict[str, object]:
@@ -159,7 +192,7 @@ def _state(value: object) -> dict[str, object]:
 
 
 def _ha(value: object) -> dict[str, object]:
-    word = _text(value)
+    word = known_word(value, (*HA_STATES, "null", "off"))
     if word in ("off", ""):
         return {"ha": None}
     return {"ha": (None if word == "null" else word,)}
@@ -177,7 +210,12 @@ def _snapshots(value: object) -> dict[str, object]:
     for entry in value if isinstance(value, list) else [None]:
         if not isinstance(entry, dict) or not entry.keys() <= {"name", "state"} or not isinstance(entry.get("name"), str):
             raise ValueError('must be a list like [{name = "vzdump", state = "prepare"}]; state may be left out')
-        found[entry["name"]] = _text(entry.get("state", ""))
+        name, state = entry["name"], entry.get("state", "")
+        if SNAPSHOT_NAME.fullmatch(name) is None or name in found:
+            raise ValueError(f"{quoted(name)} {'is there twice' if name in found else 'is no name of a snapshot'}")
+        if state not in ("", *SNAPSHOT_STATES):
+            raise ValueError(f"state must be one of {', '.join(SNAPSHOT_STATES)}")
+        found[name] = state
     return {"snapshots": found}
 
 
@@ -194,8 +232,22 @@ def start_script(value: object) -> str:
     if text in _PLAIN_STARTS or re.fullmatch(r"warnings: \d{1,6}", text) or re.fullmatch(r"fail: \S.*", text):
         return text
     if text.startswith("flap "):
-        return f"flap {duration(text.removeprefix('flap ').strip()):g}"
+        return f"flap {_seconds(text.removeprefix('flap ').strip()):g}"
     raise ValueError(f'{text!r} is none of {", ".join(_PLAIN_STARTS)}, "warnings: N", "fail: TEXT", "flap DURATION"')
+
+
+def _seconds(value: object) -> float:
+    found = duration(value)
+    if found > LONGEST:
+        raise ValueError("must be at most 366d")
+    return found
+
+
+def _startup(value: object) -> dict[str, object]:
+    text = _text(value)
+    if any(part.strip() and _STARTUP.fullmatch(part) is None for part in text.split(",")):
+        raise ValueError('must be as PVE has it, like "order=1,up=5"')
+    return {"startup": text}
 
 
 def _pool(value: object) -> dict[str, object]:
@@ -203,7 +255,7 @@ def _pool(value: object) -> dict[str, object]:
 
 
 def _lock(value: object) -> dict[str, object]:
-    return {"lock": _text(value) or None}
+    return {"lock": known_word(value, LOCKS) or None}
 
 
 # One function a key: what it sets, or a ValueError that says what it should be.
@@ -216,13 +268,13 @@ TRAITS: dict[str, Callable[[object], dict[str, object]]] = {
     "template": lambda value: {"template": _flag(value)},
     "ha": _ha,
     "tags": lambda value: {"tags": _text(value)},
-    "startup": lambda value: {"startup": _text(value)},
+    "startup": _startup,
     "protection": lambda value: {"protection": _flag(value)},
     "snapshots": _snapshots,
     "storage": _storage,
     "identity": lambda value: {"identity": _text(value)},
     "start": _start,
-    "start_takes": lambda value: {"start_takes": duration(value)},
+    "start_takes": lambda value: {"start_takes": _seconds(value)},
 }
 LATER: dict[str, Callable[[object], dict[str, object]]] = {
     **TRAITS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
+from guestward.model.helper import ANSWERED_WITHIN, SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
 from guestward.ports import HelperLost, HelperUnreachable
 from guestward.sim.guest import SimGuest
 from guestward.sim.tasks import SimTask
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from guestward.sim.doors import Life
     from guestward.sim.world import World
 
-LONGEST = {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}  # seconds that the agent waits for an answer
+OUR_DELETE = "our delete"  # as the one who set a lock
 DELETE_TAKES = 3.0
 DELETED_IN = 0.1  # fine grained, as recorded of a small container (timelines 6c)
 PHASES = {"booting": HelperCode.BOOTING, "stopping": HelperCode.STOPPING}
@@ -25,11 +25,11 @@ PHASES = {"booting": HelperCode.BOOTING, "stopping": HelperCode.STOPPING}
 
 @dataclass(slots=True)
 class HelperState:
-    """What is the matter with the helper. delay: seconds that an answer takes, infinite when none comes. lies: it says ok to anything."""
+    """What is the matter with the helper. delay: seconds that an answer takes, infinite when none comes. says: that to anything."""
 
     is_down: bool = False
     delay: float = 0.0
-    lies: bool = False
+    says: Answer | None = None
 
     def down(self) -> None:
         """Its socket does not answer."""
@@ -37,7 +37,15 @@ class HelperState:
 
     def up(self) -> None:
         """It works again."""
-        self.is_down, self.delay, self.lies = False, 0.0, False
+        self.is_down, self.delay, self.says = False, 0.0, None
+
+    def lie(self) -> None:
+        """It says ok to anything."""
+        self.says = Answer(HelperCode.OK, "done")
+
+    def refuse(self, code: HelperCode) -> None:
+        """It refuses everything with that code."""
+        self.says = Answer(code, f"refused: {code}")
 
     def slow(self, seconds: float) -> None:
         """It takes that long to answer."""
@@ -81,13 +89,13 @@ class SimHelper:
         world, state = self.world, self.world.helper
         if state.is_down:
             raise HelperUnreachable("its socket does not answer; `systemctl status guestward-helper.socket`")
-        until = world.now + LONGEST[request.verb]
+        until = world.now + ANSWERED_WITHIN[request.verb]
         if math.isinf(state.delay):
             self._effect(request, "lost")
             return SimCall(world, None, math.inf, until)
-        if state.lies:
+        if state.says is not None:
             self._effect(request, "refused")
-            return SimCall(world, Answer(HelperCode.OK, "done"), world.now, until)
+            return SimCall(world, state.says, world.now, until)
         call = SimCall(world, None, world.now + state.delay, until)
         try:
             Request.decode(request.encode())
@@ -97,7 +105,7 @@ class SimHelper:
             return call
         act: Callable[[Request, SimCall], str] = {Verb.UNLOCK: self._unlock, Verb.DELETE_SNAPSHOT: self._delete}[request.verb]
         result = act(request, call)
-        self._effect(request, "lost" if state.delay > LONGEST[request.verb] else result)
+        self._effect(request, "lost" if state.delay > ANSWERED_WITHIN[request.verb] else result)
         return call
 
     def _effect(self, request: Request, result: str) -> None:
@@ -126,7 +134,7 @@ class SimHelper:
             return "refused"
         ordered = self.world.take_failure("delete-snapshot")
         task = self.world.task("vzdelsnapshot", str(guest.vmid), "root@pam")
-        found.lock, found.snapshots = "snapshot-delete", {**found.snapshots, SNAPSHOT: "delete"}
+        found.lock, found.locker, found.snapshots = "snapshot-delete", OUR_DELETE, {**found.snapshots, SNAPSHOT: "delete"}
         takes = DELETED_IN if self.world.fine_grained else DELETE_TAKES
         call.at += takes
         self.world.later(takes, lambda: self._deleted(found, task, call, ordered))

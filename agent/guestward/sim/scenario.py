@@ -10,7 +10,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,11 +22,20 @@ from guestward.sim import verbs
 from guestward.sim.guest import LATER, TRAITS, traits
 from guestward.sim.log import EFFECTS
 from guestward.sim.run import Monitor, Simulation
-from guestward.sim.toml_lines import Key, Lines
-from guestward.sim.verbs import Deed, VerbError, guess, quoted
+from guestward.sim.toml_lines import Key, Lines, Where
+from guestward.sim.verbs import Deed, VerbError
+from guestward.sim.wording import guess, quoted
 from guestward.sim.world import World
 
+Note = tuple[Where, str]
 PHASES = ("up", "booting", "stopping")
+# What must stand at the top, and what to write there.
+TOP: Mapping[str, str] = {
+    "summary": 'one line for people, as in summary = "The NAS is away when the host boots"',
+    "until": 'when it ends, as in until = "15m"',
+}
+# Sections of guestward.toml on which a simulation depends, with the keys that it honours; () is all of them.
+HONOURED: Mapping[str, tuple[str, ...]] = {"pve": ("token_id", "timeout"), "scope": (), "watchdog": (), "locks": (), "scratch": ()}
 # A guest of which nothing is said: PVE's own defaults, but that it runs.
 UNSAID: Mapping[str, object] = {"onboot": False, "running": True, "pool": None}
 _NODE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?")
@@ -82,7 +91,10 @@ class ReactionEntry:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A whole scenario. until: virtual seconds at which it ends. settings: section -> key -> value, as in guestward.toml."""
+    """A whole scenario. until: virtual seconds at which it ends. settings: section -> key -> value, as in guestward.toml.
+
+    notes: what is probably not meant so, each with file and line.
+    """
 
     file: str
     summary: str
@@ -92,6 +104,7 @@ class Scenario:
     guests: tuple[GuestEntry, ...] = ()
     deeds: tuple[TimedEntry, ...] = ()
     reactions: tuple[ReactionEntry, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def simulation(self, monitors: Sequence[Monitor] = ()) -> Simulation:
         """Agent and world at their first second, with all that is to happen to them. Its run may raise ScenarioError.
@@ -143,7 +156,7 @@ def _read(path: Path | str) -> str:
     if not regular or len(content) > LARGEST:
         raise ScenarioError(str(path), 0, "is no regular file" if not regular else f"is larger than {LARGEST >> 10} KiB")
     try:
-        return content.decode("utf-8").replace("\r\n", "\n")
+        return content.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ScenarioError(str(path), content.count(b"\n", 0, error.start) + 1, "is not UTF-8 text") from None
 
@@ -163,17 +176,20 @@ class _Reader:
         self.file, self.lines = file, lines
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
-        self.keys((), values, ("summary", "until", "host", "config", "guest", "at", "after"), required=("summary", "until"))
+        self.keys((), values, (*TOP, "host", "config", "guest", "at", "after"))
+        for key, what in TOP.items():
+            if key not in values:
+                self.fail((), f"{key} is missing; write at the top {what}")
         summary = self.text(("summary",), values["summary"])
         until = self.seconds(("until",), values["until"])
         host = self.host(values.get("host", {}))
         settings = self.settings(values.get("config", {}), host)
         guests = tuple(self.guests(values.get("guest", [])))
-        deeds = tuple(self.deed_at(number, entry, until) for number, entry in self.tables("at", values.get("at", [])))
+        deeds = tuple(self.deed_at(number, entry, until, values["until"]) for number, entry in self.tables("at", values.get("at", [])))
         reactions = tuple(self.reaction(number, entry) for number, entry in self.tables("after", values.get("after", [])))
         found = Scenario(self.file, summary, until, host, settings, guests, deeds, reactions)
         self.check_guests(found)
-        return found
+        return replace(found, notes=tuple(self.notes(found)))
 
     # Pieces of every kind
 
@@ -188,7 +204,9 @@ class _Reader:
         for key in table:
             if key not in known:
                 place = f" in {name}" if name else ""
-                self.fail((*where, key), f"unknown key {quoted(key)}{place}{guess(key, known) or '; known are ' + ', '.join(known)}")
+                hint = f"; {key} stands at the top, before the first section" if key in TOP else guess(key, known)
+                hint = f"; it is written as [config.{key}]" if not where and key in HONOURED else hint
+                self.fail((*where, key), f"unknown key {quoted(key)}{place}{hint or '; known are ' + ', '.join(known)}")
         for key in required:
             if key not in table:
                 self.fail(where, f"{name + ': ' if name else ''}{key} is missing")
@@ -254,6 +272,15 @@ class _Reader:
         except ConfigError as error:
             place = [error.key] if error.key in values else error.key.split(".", 1)
             self.fail(("config", *place), f"config.{error.key}: {error.reason}")
+        for section, keys in table.items():
+            if section not in HONOURED:
+                known = ", ".join(HONOURED)
+                self.fail(("config", section), f"config.{section}: has no meaning in a simulation, which honours the sections {known}")
+            for key in keys if HONOURED[section] else ():
+                if key not in HONOURED[section]:
+                    known = " and ".join(HONOURED[section])
+                    reason = f"has no meaning in a simulation, which honours {known}; the node's name stands in [host]"
+                    self.fail(("config", section, key), f"config.{section}.{key}: {reason}")
         return values
 
     def guests(self, entries: object) -> Iterable[GuestEntry]:
@@ -291,12 +318,12 @@ class _Reader:
                 return (*where, number)
         return where
 
-    def deed_at(self, number: int, entry: Any, until: float) -> TimedEntry:
+    def deed_at(self, number: int, entry: Any, until: float, end: str) -> TimedEntry:
         where = ("at", number)
         self.keys(where, entry, ("t", "do"), required=("t", "do"))
         t = self.seconds((*where, "t"), entry["t"])
         if t > until:
-            self.fail((*where, "t"), f't: {entry["t"]} is after the end, which is at until = "{until:g}s"')
+            self.fail((*where, "t"), f"t: {entry['t']} is after the end of the run, which is until = {quoted(end)}")
         return TimedEntry(t, self.deed((*where, "do"), entry["do"]), self.lines.of((*where, "do")))
 
     def reaction(self, number: int, entry: Any) -> ReactionEntry:
@@ -334,6 +361,38 @@ class _Reader:
         for vmid in deed.names:
             if vmid not in there:
                 self.fail(where, f"{quoted(deed.text)}: {_nobody(vmid, there)}")
+
+    # What can be meant so, but hardly is
+
+    def notes(self, scenario: Scenario) -> Iterable[str]:
+        """Guests that nobody guards, and trouble that nobody meets."""
+        deeds = [(("at", number, "do"), entry.deed) for number, entry in enumerate(scenario.deeds)]
+        deeds += [(("after", number, "do"), entry.deed) for number, entry in enumerate(scenario.reactions)]
+        known = [guest.values for guest in scenario.guests] + [deed.sets for _, deed in deeds]
+        notes = [*self.not_guarded(scenario, {values.get("pool") for values in known}), *self.not_met(scenario, deeds, known)]
+        return (f"{self.file}:{self.lines.of(where)}: {text}" for where, text in notes)
+
+    def not_guarded(self, scenario: Scenario, given: Collection[object]) -> Iterable[Note]:
+        pools = parse_config(scenario.settings, Path(self.file)).scope.pools
+        words = " or ".join(quoted(pool) for pool in pools)
+        if scenario.guests and set(given) == {None}:
+            yield ("guest", 0), f"no guest is guarded: none is in the pool {words}"
+        for number, guest in enumerate(scenario.guests):
+            if guest.values["pool"] not in (None, *pools):
+                yield ("guest", number, "pool"), f"guest {guest.vmid} is not guarded: its pool is not {words}, as in [scope] pools"
+
+    def not_met(self, scenario: Scenario, deeds: Iterable[tuple[Where, Deed]], known: Iterable[Mapping[str, object]]) -> Iterable[Note]:
+        node = f"/nodes/{scenario.host.node}"
+        asked = (*(f"{node}/{part}" for part in ("lxc", "qemu", "tasks")), "/pools", "/access/permissions", "/cluster/resources")
+        storages = {"local"}
+        for values in known:
+            of = values.get("storages")
+            storages |= of if isinstance(of, frozenset) else frozenset()
+        for where, deed in deeds:
+            if any(name not in storages for name in deed.storages):
+                yield where, f"{quoted(deed.text)}: no guest is on that storage; they are on {', '.join(sorted(storages))}"
+            if not all(any(one.startswith(route) or route.startswith(one) for one in asked) for route in deed.routes):
+                yield where, f"{quoted(deed.text)}: the agent asks nothing there; it asks {', '.join(asked)}"
 
 
 def _nobody(vmid: int, there: Collection[int]) -> str:

@@ -54,6 +54,7 @@ class Lines:
         place: Where = ()
         for key in keys[:-1]:
             place = (*place, key)
+            self._note(place, line)
             if place in self._elements:
                 place = (*place, self._elements[place] - 1)
         place = (*place, keys[-1])

@@ -6,31 +6,27 @@ wrong with the words is said with the verb's usage; words that nobody took are r
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from guestward.config import LONGEST, duration
 from guestward.model.guest import GuestKind
+from guestward.model.helper import TRIED, HelperCode
 from guestward.model.task import bounded
 from guestward.sim.api import METHODS
-from guestward.sim.guest import LATER, traits
+from guestward.sim.guest import HA_STATES, LATER, LOCKS, SNAPSHOT_NAME, SNAPSHOT_STATES, traits
 from guestward.sim.log import EFFECTS
+from guestward.sim.wording import guess, quoted
 
 if TYPE_CHECKING:
     from guestward.sim.run import Simulation
 
 Act = Callable[["Simulation"], object]
 
-# pve-facts B1: the enums of both kinds, and the two that PVE writes besides.
-LOCKS = (
-    *("backup", "clone", "create", "destroyed", "disk", "fstrim", "import", "migrate", "mounted", "rollback"),
-    *("snapshot", "snapshot-delete", "suspended", "suspending"),
-)
 # All privileges of PVE 8 and 9 (`/access/roles`, Administrator).
 PRIVILEGES = (
     *("Datastore.Allocate", "Datastore.AllocateSpace", "Datastore.AllocateTemplate", "Datastore.Audit", "Group.Allocate"),
@@ -42,7 +38,12 @@ PRIVILEGES = (
     *("VM.GuestAgent.FileSystemMgmt", "VM.GuestAgent.FileWrite", "VM.GuestAgent.Unrestricted", "VM.Migrate", "VM.Monitor"),
     *("VM.PowerMgmt", "VM.Replicate", "VM.Snapshot", "VM.Snapshot.Rollback"),
 )
-_USER = re.compile(r"[^\s:/!@]+@[A-Za-z][A-Za-z0-9.\-_]+(![A-Za-z][A-Za-z0-9.\-_]+)?")
+_USER = re.compile(r"[^\s:/]+@[A-Za-z][A-Za-z0-9.\-_]+(![A-Za-z][A-Za-z0-9.\-_]+)?")  # Auth/Plugin.pm, AccessControl.pm
+_API = re.compile(r"/api2/json(?=/|$)")  # how PVE's own pages name a route; the rest is what a route is here
+_NAME = "[A-Za-z0-9._-]+"
+_PATH = re.compile(  # AccessControl.pm:check_path
+    rf"/|/(access|sdn|mapping)(/{_NAME})*|/(nodes|storage)(/{_NAME})?|/pool(/{_NAME}){{0,3}}|/vms(/[1-9][0-9]{{2,8}})?"
+)
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # of a task: a part of its UPID
 _BARE_WORD = re.compile(r"[^\s\"'\[\]{}#=]+(=[^\s\"'\[\]{}#=]+)*")
 
@@ -56,7 +57,8 @@ class Deed:
     """One verb with its words, checked.
 
     text: as it was written. names: VMIDs of guests that the time line must know. needs: those of them that must be there when it happens.
-    makes: VMIDs of guests that are there after it.
+    makes: VMIDs of guests that are there after it. routes, storages: those of which it is told that they fail. sets: attributes
+    that a guest is given.
     """
 
     text: str
@@ -64,6 +66,9 @@ class Deed:
     names: tuple[int, ...] = ()
     needs: tuple[int, ...] = ()
     makes: tuple[int, ...] = ()
+    routes: tuple[str, ...] = ()
+    storages: tuple[str, ...] = ()
+    sets: Mapping[str, object] = field(default_factory=dict)
 
     def run(self, sim: Simulation) -> None:
         """Let it happen now."""
@@ -78,6 +83,9 @@ class Words:
     names: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
     makes: list[int] = field(default_factory=list)
+    routes: list[str] = field(default_factory=list)
+    storages: list[str] = field(default_factory=list)
+    sets: dict[str, object] = field(default_factory=dict)
 
     def word(self, what: str, pattern: re.Pattern[str] | None = None) -> str:
         """The next word, whatever it is, as long as it is of the pattern. what: its name in the usage."""
@@ -111,7 +119,7 @@ class Words:
             return default
         at = self.left.index("by")
         option = Words(self.left[at + 1 :])
-        user = option.word("USER, as in root@pam or name@pve!token", _USER)
+        user = option.word("USER, as in root@pam or name@pve!token (a realm and a token have 2 characters or more)", _USER)
         self.left[at:] = option.left
         return user
 
@@ -158,7 +166,12 @@ class Words:
         text = f"{text} {self.word('the path of ROUTE')}" if text in METHODS else text
         if re.fullmatch(rf"(({'|'.join(METHODS)}) )?/\S*", text) is None:
             raise VerbError(f"{quoted(text)} is no ROUTE: a path like /nodes/pve1/lxc, optionally after {', '.join(METHODS)}")
-        return text
+        method, space, path = text.rpartition(" ")
+        path = _API.sub("", path) or "/"
+        if path.startswith("/api2"):
+            raise VerbError(f"{quoted(text)} is no ROUTE: what follows /api2/json is one, like /nodes/pve1/lxc")
+        self.routes.append(path)
+        return f"{method}{space}{path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +212,8 @@ def parse(text: str) -> Deed:
             raise VerbError(f"{quoted(words.left[0])} is too much")
     except VerbError as error:
         raise VerbError(f"{error}; usage: {found.form}") from None
-    return Deed(text, act, tuple(words.names), tuple(words.needs), tuple(words.makes))
+    guests = (tuple(words.names), tuple(words.needs), tuple(words.makes))
+    return Deed(text, act, *guests, tuple(words.routes), tuple(words.storages), words.sets)
 
 
 def _find(text: str) -> tuple[Verb, Words]:
@@ -220,17 +234,6 @@ def _find(text: str) -> tuple[Verb, Words]:
     if family:
         raise VerbError(f"after {words[0]} comes one of {', '.join(family)}{guess(words[1], family) if len(words) > 1 else ''}")
     raise VerbError(f"there is no verb {bounded(words[0], 40)}{guess(words[0], {name.split()[0] for name in VERBS})}")
-
-
-def guess(word: str, known: Collection[str]) -> str:
-    """What was probably meant, as the end of a sentence; "" where nothing is near."""
-    near = difflib.get_close_matches(word, sorted(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def quoted(text: str) -> str:
-    """A piece of the file in a message: in quotes, one line, of bounded length."""
-    return f'"{bounded(text, 80)}"'
 
 
 # ---------------------------------------------------------------------------------------------------- guests
@@ -315,7 +318,7 @@ def _unlock(words: Words) -> Act:
     raw=True,
 )
 def _set(words: Words) -> Act:
-    guest, pair = words.guest(), words.word("KEY=VALUE")
+    guest, pair = words.guest(), _unquoted(words.word("KEY=VALUE"))
     key, is_pair, text = (part.strip() for part in pair.partition("="))
     if key in ("vmid", "kind"):
         raise VerbError(f"a guest's {key} cannot be changed")
@@ -325,10 +328,23 @@ def _set(words: Words) -> Act:
         raise VerbError("VALUE is missing")
     value = _value(text)
     try:
-        traits(key, value, later=True)
+        words.sets.update(traits(key, value, later=True))
     except ValueError as error:
         raise VerbError(f"{key}: {error}") from None
     return lambda sim: sim.world.set(guest, key, value)
+
+
+def _unquoted(text: str) -> str:
+    """A whole that is in quotes, as a shell would have it: `'onboot="yes"'`."""
+    if text[:1] not in ('"', "'"):
+        return text
+    try:
+        found = shlex.split(text)
+    except ValueError:
+        raise VerbError("a quote is not closed") from None
+    if len(found) != 1:
+        raise VerbError(f"{quoted(text)} is not one KEY=VALUE")
+    return found[0]
 
 
 def _value(text: str) -> object:
@@ -347,13 +363,15 @@ def _value(text: str) -> object:
 @verb("ha", "VMID STATE|off", "HA manages it, in that state (`started`, `stopped`, `ignored`, `null` ...), or no longer.")
 def _ha(words: Words) -> Act:
     guest, state = words.guest(), words.word("STATE", re.compile(r"[a-z_]+"))
+    if state not in HA_STATES and guess(state, HA_STATES):
+        raise VerbError(f"{quoted(state)} is no STATE of HA{guess(state, HA_STATES)}")
     return lambda sim: sim.world.ha(guest, None if state == "off" else state)
 
 
 @verb("snapshot", "VMID NAME [prepare|delete|rollback|gone]", "It has that snapshot: whole, or in that state of being made; or no longer.")
 def _snapshot(words: Words) -> Act:
-    guest, name = words.guest(), words.word("NAME", re.compile(r"[A-Za-z][A-Za-z0-9_-]*"))
-    state = words.maybe("prepare", "delete", "rollback", "gone") or ""
+    guest, name = words.guest(), words.word("NAME", SNAPSHOT_NAME)
+    state = words.maybe(*SNAPSHOT_STATES, "gone") or ""
     return lambda sim: sim.world.snapshot(guest, name, None if state == "gone" else state)
 
 
@@ -432,7 +450,7 @@ def _revoke(words: Words) -> Act:
 
 def _entry(words: Words) -> tuple[str, str, str, bool]:
     privilege = words.choice("privilege of PVE", PRIVILEGES)
-    path = words.word("PATH, as in /pool/guestward", re.compile(r"/([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?"))
+    path = words.word("PATH of PVE's access control, as in /pool/guestward or /vms/101", _PATH)
     propagate = not words.flag("nopropagate")
     return privilege, path, words.maybe("user", "token") or "both", propagate
 
@@ -456,7 +474,9 @@ def _api_up(_: Words) -> Act:
 
 
 @verb(
-    "api slow", "DURATION [ROUTE]", "Each answer takes so long. ROUTE is a path prefix, optionally after a method: `GET /nodes/pve1/lxc`."
+    "api slow",
+    "DURATION [ROUTE]",
+    "Each answer takes so long. ROUTE is a path prefix, with or without `/api2/json`, optionally after a method: `GET /nodes/pve1/lxc`.",
 )
 def _api_slow(words: Words) -> Act:
     seconds, route = words.seconds(), words.route(needed=False)
@@ -481,6 +501,9 @@ def _api_answer(words: Words) -> Act:
     return lambda sim: sim.world.api.answer(route, body, once=once)
 
 
+REFUSALS = tuple(code.value for code in HelperCode if code not in (HelperCode.OK, *TRIED))
+
+
 @verb("helper down", "", "The root helper cannot be reached.")
 def _helper_down(_: Words) -> Act:
     return lambda sim: sim.world.helper.down()
@@ -495,6 +518,17 @@ def _helper_up(_: Words) -> Act:
 def _helper_slow(words: Words) -> Act:
     seconds = words.seconds()
     return lambda sim: sim.world.helper.slow(seconds)
+
+
+@verb("helper refuse", "CODE", "The root helper refuses everything, with that code, until `helper up`.")
+def _helper_refuse(words: Words) -> Act:
+    code = words.choice("code of a refusal", REFUSALS)
+    return lambda sim: sim.world.helper.refuse(HelperCode(code))
+
+
+@verb("helper lie", "", "The root helper says that it is done and does nothing, until `helper up`.")
+def _helper_lie(_: Words) -> Act:
+    return lambda sim: sim.world.helper.lie()
 
 
 @verb("helper hang", "", "The root helper takes requests and never answers.")
@@ -529,6 +563,7 @@ def _maintenance(words: Words) -> Act:
 def _storage(words: Words) -> Act:
     name = words.word("NAME", re.compile(r"[A-Za-z0-9._-]+"))
     online = words.choice("state of a storage", ("offline", "online")) == "online"
+    words.storages.append(name)
     return lambda sim: sim.world.storage(name, online=online)
 
 

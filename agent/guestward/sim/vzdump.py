@@ -23,6 +23,7 @@ STOPS_AFTER = 1.1  # a container that has stopped (timelines 3, 6e)
 STEP = 0.1  # from one lock to the next in snapshot mode
 WINDOW = 0.9  # stopped and unlocked before vzdump starts it again
 STOPS_IN = 0.9  # of which fine grained, from running without a pid to stopped
+VZDUMP = "vzdump"  # as the one who set a lock
 LONGEST_WAIT = 600.0  # for replication, before the snapshot is deleted
 
 
@@ -146,7 +147,7 @@ class Vzdump:
             if guest is None or guest.lock is not None or guest.node != self.world.node:
                 job.said = "job errors"
                 continue
-            job.at, guest.lock = guest, "backup"
+            job.at, guest.lock, guest.locker = guest, "backup", VZDUMP
             self._prepare(job, guest)
             return
         self._end_job(job)
@@ -197,11 +198,11 @@ class Vzdump:
         job.started, guest.qmp = True, "prelaunch"
 
     def _snapshot(self, job: Job, guest: SimGuest) -> None:
-        guest.lock, guest.snapshots = "snapshot", {**guest.snapshots, SNAPSHOT: "prepare"}
+        guest.lock, guest.locker, guest.snapshots = "snapshot", VZDUMP, {**guest.snapshots, SNAPSHOT: "prepare"}
         self._then(job, STEP, lambda: self._snapshotted(guest))
 
     def _snapshotted(self, guest: SimGuest) -> None:
-        guest.lock, guest.snapshots = "backup", {**guest.snapshots, SNAPSHOT: ""}
+        guest.lock, guest.locker, guest.snapshots = "backup", VZDUMP, {**guest.snapshots, SNAPSHOT: ""}
 
     def _clean_up(self, job: Job, guest: SimGuest) -> None:
         """Unlock first, whatever the lock is by now; then the snapshot; then start what it stopped itself."""
@@ -230,7 +231,7 @@ class Vzdump:
         if guest.lock is not None or self.world.guests.get(guest.id.vmid) is not guest:
             self._then(job, STEP, lambda: self._next_guest(job))
             return
-        guest.lock, guest.snapshots = "snapshot-delete", {**guest.snapshots, SNAPSHOT: "delete"}
+        guest.lock, guest.locker, guest.snapshots = "snapshot-delete", VZDUMP, {**guest.snapshots, SNAPSHOT: "delete"}
         self._then(job, STEP, lambda: self._deleted(job, guest))
 
     def _deleted(self, job: Job, guest: SimGuest) -> None:

@@ -174,10 +174,11 @@ class World:
     # ------------------------------------------------------------------------------------------------ guests
 
     def add(self, vmid: int, kind: str = "lxc", **values: object) -> SimGuest:
-        """Put a guest on the node as it has been for long. values: attributes of SimGuest."""
+        """Put a guest on our node, or on that of the values, as it has been for long. values: attributes of SimGuest."""
         name = str(values.pop("name", f"guest{vmid}"))
         identity = str(values.pop("identity", f"born{next(self._count)}"))
-        guest = SimGuest(GuestId(GuestKind(kind), vmid), name, identity, self._changed)
+        node = str(values.pop("node", self.node))
+        guest = SimGuest(GuestId(GuestKind(kind), vmid), name, identity, node, self._changed)
         for key, value in values.items():
             setattr(guest, key, value)
         guest.pid = 10_000 + next(self._count)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
-from guestward.model.locks import LockWitnesses
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
@@ -108,9 +107,9 @@ class HeardHost:
         self.past.asked("backups", 0)
         return self.inner.backups()
 
-    def left_behind(self, guests: Iterable[GuestId]) -> LockWitnesses:
-        """What tells who left locks."""
-        return self.inner.left_behind(guests)
+    def written(self, guests: Iterable[GuestId]) -> Mapping[GuestId, float]:
+        """When the guests' files were last written."""
+        return self.inner.written(guests)
 
     def frozen(self, vmids: Iterable[int]) -> Reading[frozenset[int]]:
         """Frozen containers."""

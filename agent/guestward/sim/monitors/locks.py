@@ -109,8 +109,10 @@ class LockProven(Watch):
     def _unlock(self, effect: Effect, vmid: int) -> None:
         """By the lock that was there: when it was cleared at this moment the guest's own memory has it."""
         past = self.past
-        when, was = past.memory(vmid).lock_was
+        when, was, by = past.memory(vmid).lock_was
         facts = past.snap.guests.get(vmid)
+        if when != effect.t and vmid in past.world.guests:
+            by = past.world.guests[vmid].locker
         lock = was if when == effect.t and effect.result in ("ok", "lost") else facts.lock if facts is not None else None
         where = f"unlock of {vmid} at {effect.t:.1f} s"
         if facts is None or effect.result == "refused":
@@ -121,9 +123,12 @@ class LockProven(Watch):
         owner = truth.vzdump_on(past.snap, vmid)
         if owner is not None or vmid in past.snap.node.archives:
             self.broken(f"{where}: {f'{owner.type} by {owner.user} runs' if owner is not None else 'its archive process lives'}")
+        if not by:
+            self.broken(f"{where}: its lock `{lock}` was set by somebody else than vzdump or us")
         if not self._trace(vmid):
             self.broken(f"{where}: no dead vzdump tells that the lock is of a backup")
-        self.unlocked[vmid] = effect.t
+        if facts.lock is None:
+            self.unlocked[vmid] = effect.t  # one that was lost on its way changed nothing
         if lock == "backup":  # what our own failed delete left is unlocked so that the start need not wait for tidiness (C39)
             self.deleted.discard(vmid)
 

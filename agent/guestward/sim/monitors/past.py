@@ -171,12 +171,13 @@ class Of:
     changed: float = 0.0
     down_at: float = -math.inf
     state_at: float = -math.inf
-    lock_was: tuple[float, str] = (-math.inf, "")
+    lock_was: tuple[float, str, str] = (-math.inf, "", "")
     stop: Stop | None = None
     new: str = ""
     new_at: float = -math.inf
     maybe_new: str = ""
     born_at: float = -math.inf
+    left_at: float = -math.inf
     ran: bool = False
     seen_down: float | None = None
     was_down: float | None = None
@@ -218,6 +219,7 @@ class Past(Watch):
         self.again_failed = -math.inf  # virtual second of the last one in a look before a start
         self.took: set[int] = set()  # VMIDs that an operator re-armed, as this job heard
         self.lost_state = self.lost_boot = -math.inf
+        self.listed_at = -math.inf
         self.back_online: dict[str, float] = {}
         self.started: set[int] = set()  # VMIDs that the agent ever asked PVE to start
         self.counted: tuple[object, int, bool | None] = (None, 0, None)  # of one job: whether it counts as a sweep
@@ -228,7 +230,7 @@ class Past(Watch):
         self._concealed = (-1, False)
         self._lost: frozenset[tuple[str, str]] = frozenset()
         self._head: SimTask | None = self.world.archive[0] if self.world.archive else None
-        self._listed_snap: Snap | None = None
+        self._listed_snaps: dict[GuestKind, Snap] = {}
         self.snap = Snap({}, (), self._node(), frozenset())
         self.world.watchers.append(self._changed)
         self.sample()
@@ -284,8 +286,8 @@ class Past(Watch):
             self.again_failed = self.world.now
 
     def _answered(self, asked: Asked) -> None:
-        if asked.kind == "list" and asked.answered:
-            self._listed(asked)
+        if asked.kind == "list":
+            self._both_listed()
         elif asked.kind == "config" and asked.answered:
             self._config_read(asked)
 
@@ -314,7 +316,7 @@ class Past(Watch):
     def begins_empty(self) -> None:
         """The agent began without a memory: of its starts it can know only what PVE's task list of the last hour has (C08)."""
         self.watched, self.lost_state = False, self.world.now
-        self.lost_boot = self.world.boottime
+        self.lost_boot, self.offsets = self.world.boottime, []
         for known in self.of.values():
             known.new = ""
             known.sent = [s for s in known.sent if s.task is not None and 0 <= self.world.boottime - s.at < 3600.0]
@@ -427,9 +429,9 @@ class Past(Watch):
     def _moved(self, vmid: int, before: Facts, now: Facts) -> None:
         of = self.memory(vmid)
         if now.here and not before.here and not of.ran:
-            self._appeared(vmid, "moved here")
+            self._appeared(vmid, "moved here" if self.listed_at >= of.left_at else "")  # away between two looks, it never was
         if before.here and not now.here:
-            of.maybe_new = "was away"
+            of.maybe_new, of.left_at = "was away", self.world.now
         if before.owned and not now.owned:
             self._gone(vmid, "left")
         if before.identity != now.identity and not now.running:
@@ -525,7 +527,7 @@ class Past(Watch):
         if what == "running":
             self._power_changes(guest, of)
         elif what == "lock":
-            of.lock_was = (now, guest.lock or "")
+            of.lock_was = (now, guest.lock or "", guest.locker)
         elif what in ("qmp", "frozen"):
             of.state_at = now
         elif what == "name":
@@ -554,25 +556,36 @@ class Past(Watch):
 
     # ------------------------------------------------------------------------------------------------ what the lists showed
 
-    def _listed(self, asked: Asked) -> None:
-        """What a list showed the agent: who is down since when, and who has run stably."""
-        if asked.snap is not self._listed_snap:
-            self._listed_snap = asked.snap
-            for vmid, facts in asked.snap.guests.items():
-                of = self.memory(vmid)
-                if not facts.visible:
-                    continue
-                if facts.seen and of.sent and not of.sent[-1].outcome:
-                    of.maybe_new = ""  # it may be up for a moment, by a start that comes to nothing
-                elif facts.seen:
-                    of.was_down = of.seen_down if of.seen_down is not None else of.was_down
-                    of.seen_down, of.maybe_new = None, ""
-                elif not facts.shown:
-                    of.seen_down = asked.boot if of.seen_down is None else of.seen_down
-                    if facts.lock in BIRTH_LOCKS:
-                        of.maybe_new = f"seen under the lock `{facts.lock}`"
+    def _both_listed(self) -> None:
+        """The agent asks for containers, then for VMs; one list alone tells it nothing."""
+        lists = [one for one in self.job if one.kind == "list" and one.answered]
+        if not self.job[-1].answered or len(lists) % 2:
+            return
+        self.listed_at = self.world.now
+        for kind, one in zip(GuestKind, lists[-2:], strict=True):
+            self._listed(kind, one)
         for vmid in self.started:
-            self._steady(vmid, self.of[vmid], asked)
+            guest = self.world.guests.get(vmid)
+            self._steady(vmid, self.of[vmid], lists[-1] if guest is not None and guest.id.kind is GuestKind.QEMU else lists[-2])
+
+    def _listed(self, kind: GuestKind, asked: Asked) -> None:
+        """What a list showed the agent: who is down since when."""
+        if asked.snap is self._listed_snaps.get(kind):
+            return
+        self._listed_snaps[kind] = asked.snap
+        for vmid, facts in asked.snap.guests.items():
+            if not facts.visible or facts.id.kind is not kind:
+                continue
+            of = self.memory(vmid)
+            if facts.seen and of.sent and not of.sent[-1].outcome:
+                of.maybe_new = ""  # it may be up for a moment, by a start that comes to nothing
+            elif facts.seen:
+                of.was_down = of.seen_down if of.seen_down is not None else of.was_down
+                of.seen_down, of.maybe_new = None, ""
+            elif not facts.shown:
+                of.seen_down = asked.boot if of.seen_down is None else of.seen_down
+                if facts.lock in BIRTH_LOCKS:
+                    of.maybe_new = f"seen under the lock `{facts.lock}`"
 
     def _steady(self, vmid: int, of: Of, asked: Asked) -> None:
         facts, guest = asked.snap.guests.get(vmid), self.world.guests.get(vmid)

@@ -74,8 +74,7 @@ class HeartbeatCounts(Watch):
         if past.lost_state != self.lost:
             self.lost = past.lost_state
             self.least, self.most = 0, (self.most if past.life == self.life else 0)
-        if past.life != self.life:
-            self.life = past.life
+        self.life = past.life
         self.most += past.all_cuts - self.cuts  # a sweep that counted, and after which the agent was killed before its job was over
         self.cuts = past.all_cuts
 
