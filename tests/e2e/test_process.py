@@ -159,7 +159,7 @@ def test_sigterm_while_a_call_hangs(stage: Stage) -> None:
 def test_sigterm_while_a_start_is_in_flight(stage: Stage) -> None:
     host = stage.host
     host.add_guest(101, start_takes=2)
-    agent = stage.agent()
+    agent = stage.agent(watchdog={"start_timeout": "60s"})
     host.die(101)
     agent.wait_for("start_attempt")
     assert agent.sigterm() < 5

@@ -450,6 +450,7 @@ def test_a_snapshot_alone_is_no_old_lock() -> None:
     assert settle(lock("migrate", since=AT - 100), by=replace(RULES, lock_warn_after=100.0)).notices
 
 
+FORCE = "; or, where the storage has no such snapshot: pct delsnapshot 101 vzdump --force"
 STEPS: dict[str, tuple[LockMemory, Rules, dict[str, Any], str]] = {
     "unlock": (lock(), RULES, {}, "it is unlocked now"),
     "delete": (lock(""), RULES, {}, "the snapshot `vzdump` is deleted now"),
@@ -459,7 +460,7 @@ STEPS: dict[str, tuple[LockMemory, Rules, dict[str, Any], str]] = {
     "an unlock that waits makes no delete wait": (lock("", next_at=AT + 30), RULES, {}, "the snapshot `vzdump` is deleted now"),
     "at that very moment": (lock(next_at=AT), RULES, {}, "it is unlocked now"),
     "unlocks used up": (lock(unlocks=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101"),
-    "deletes used up": (lock("", deletes=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101"),
+    "deletes used up": (lock("", deletes=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101" + FORCE),
     "one unlock left": (lock(unlocks=2), RULES, {}, "it is unlocked now"),
     "one delete left": (lock("", deletes=2), RULES, {}, "the snapshot `vzdump` is deleted now"),
     "deletes used up, locked": (lock(deletes=3), RULES, {}, "it is unlocked now"),

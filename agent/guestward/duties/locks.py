@@ -320,7 +320,8 @@ class LockRecovery:
         self.memories[memory.id] = after = locks.failed(memory, self.state.env.clock.boottime())
         made, most = (after.unlocks, locks.UNLOCKS) if unlock else (after.deletes, locks.DELETES)
         wait = (after.next_at if unlock else after.delete_at) - self.state.env.clock.boottime()
-        again = f"tried again in {wait:.0f} s at the earliest" if made < most else "given up"
+        what = replace(after, kind=memory.kind if unlock else "")
+        again = f"tried again in {wait:.0f} s at the earliest" if made < most else f"given up, {locks.to_do(what)}"
         text = f"{memory.step} failed ({made} of {most}), {again}: {reason}"
         told = locks.notice(Event.LOCK_STEP_FAILED, memory, text, step=str(memory.step), reason=reason, attempt=made, of=most)
         self.state.env.tell((told,))

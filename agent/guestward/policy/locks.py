@@ -210,10 +210,19 @@ def _next_step(memory: LockMemory, decision: LockDecision, at: float, rules: Rul
     if not rules.lock_recovery:
         return f"nothing is done, since `[locks] recover` is `report`; with `prove` {what}"
     if (memory.unlocks >= UNLOCKS) if memory.kind else (memory.deletes >= DELETES):
-        return f"given up after {UNLOCKS if memory.kind else DELETES} attempts; mend the cause, then: guestward rearm {memory.id.vmid}"
+        return f"given up after {UNLOCKS if memory.kind else DELETES} attempts; {to_do(memory)}"
     again = not_before(memory)
     said = f" (the root helper refused that: {memory.refusal})" if memory.refusal else ""
     return f"{what} in {again - at:.0f} s{said}" if at < again else f"{what} now{said}"
+
+
+def to_do(memory: LockMemory) -> str:
+    """What a person does when all attempts are used up. A snapshot that was being made is in the configuration, and perhaps nowhere else:
+    then no deletion succeeds but one with --force (pve-facts B1).
+    """
+    again = f"mend the cause, then: guestward rearm {memory.id.vmid}"
+    force = f"; or, where the storage has no such snapshot: pct delsnapshot {memory.id.vmid} {SNAPSHOT} --force"
+    return again if memory.kind else again + force
 
 
 def _proof(decision: LockDecision) -> str:
