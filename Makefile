@@ -1,6 +1,8 @@
 # `make demo` and `make test` do all their own set-up; everything else here uses the same .venv.
 PY := .venv/bin/python
 PYTEST := $(PY) $(if $(GUESTWARD_COVERAGE),-m coverage run -p )-m pytest
+# The fast tests use all processors, but not under coverage, which sees one process only.
+FAST := $(PYTEST) $(if $(GUESTWARD_COVERAGE),,-n auto)
 
 .PHONY: demo test unit scenarios e2e soak red-proofs mutants check lint types imports docs docs-check coverage versions bench clean help
 
@@ -11,10 +13,10 @@ test: .venv/ready            ## everything that must pass: unit, end to end, and
 	@$(MAKE) --no-print-directory unit scenarios e2e red-proofs
 
 unit: .venv/ready            ## the fast tests
-	@$(PYTEST) tests/unit tests/contract tests/helper
+	@$(FAST) tests/unit tests/contract tests/helper
 
 scenarios: .venv/ready       ## the golden scenarios; UPDATE=1 writes their logs anew
-	@$(if $(UPDATE),GUESTWARD_SCENARIOS=update )$(PYTEST) tests/scenarios
+	@$(if $(UPDATE),GUESTWARD_SCENARIOS=update )$(FAST) tests/scenarios
 
 e2e: .venv/ready             ## the real agent process against a PVE API over real HTTPS
 	@$(PYTEST) tests/e2e

@@ -405,25 +405,25 @@ class TestSettings:
         ("kind", "values", "storages"),
         [
             ("lxc", {"rootfs": "local-lvm:vm-101-disk-0,size=8G"}, {"local-lvm"}),
-            ("lxc", {"rootfs": "volume=nas:101/vm-101-disk-0.raw"}, {"nas"}),
-            ("lxc", {"mp0": "nas:101/vm-101-disk-1.raw,mp=/data"}, {"nas"}),
-            ("lxc", {"mp0": "/mnt/bind,mp=/data", "mp1": "/dev/disk/by-id/usb:x,mp=/usb"}, set()),
-            ("lxc", {"unused0": "nas:101/vm-101-disk-9.raw"}, set()),
-            ("lxc", {"description": "nas:x", "hookscript": "local:snippets/x.pl"}, set()),
-            ("qemu", {"scsi0": "a:vm-1-disk-0", "virtio1": "b:x", "sata2": "c:x", "ide3": "d:x"}, {"a", "b", "c", "d"}),
-            ("qemu", {"efidisk0": "e:x", "tpmstate0": "f:x"}, {"e", "f"}),
-            ("qemu", {"scsi0": "file=nas:201/vm-201-disk-0.qcow2,size=9G"}, {"nas"}),
-            ("qemu", {"ide2": "none,media=cdrom"}, set()),
-            ("qemu", {"ide2": "cdrom,media=cdrom"}, set()),
-            ("qemu", {"ide2": "iso:iso/debian.iso,media=cdrom"}, {"iso"}),
-            ("qemu", {"scsi0": "/dev/disk/by-id/ata:x"}, set()),
-            ("qemu", {"scsihw": "virtio-scsi-single", "unused0": "nas:x", "hostpci0": "0000:01:00.0"}, set()),
+            ("lxc", {"rootfs": "volume=nas:101/vm-101-disk-0.raw"}, ("nas",)),
+            ("lxc", {"mp0": "nas:101/vm-101-disk-1.raw,mp=/data"}, ("nas",)),
+            ("lxc", {"mp0": "/mnt/bind,mp=/data", "mp1": "/dev/disk/by-id/usb:x,mp=/usb"}, ()),
+            ("lxc", {"unused0": "nas:101/vm-101-disk-9.raw"}, ()),
+            ("lxc", {"description": "nas:x", "hookscript": "local:snippets/x.pl"}, ()),
+            ("qemu", {"scsi0": "a:vm-1-disk-0", "virtio1": "b:x", "sata2": "c:x", "ide3": "d:x"}, ("a", "b", "c", "d")),
+            ("qemu", {"efidisk0": "e:x", "tpmstate0": "f:x"}, ("e", "f")),
+            ("qemu", {"scsi0": "file=nas:201/vm-201-disk-0.qcow2,size=9G"}, ("nas",)),
+            ("qemu", {"ide2": "none,media=cdrom"}, ()),
+            ("qemu", {"ide2": "cdrom,media=cdrom"}, ()),
+            ("qemu", {"ide2": "iso:iso/debian.iso,media=cdrom"}, ("iso",)),
+            ("qemu", {"scsi0": "/dev/disk/by-id/ata:x"}, ()),
+            ("qemu", {"scsihw": "virtio-scsi-single", "unused0": "nas:x", "hostpci0": "0000:01:00.0"}, ()),
         ],
         ids=str,
     )
-    def test_storages_without_which_it_cannot_start(self, kind: str, values: dict[str, str], storages: set[str]) -> None:
+    def test_storages_without_which_it_cannot_start(self, kind: str, values: dict[str, str], storages: tuple[str, ...]) -> None:
         """`none`, bind mounts, devices and disks that are not attached need no storage; an inserted ISO does."""
-        assert GuestConfig.from_api(GuestKind(kind), values).storages == storages
+        assert GuestConfig.from_api(GuestKind(kind), values).storages == set(storages)
 
 
 class TestGuestId:
