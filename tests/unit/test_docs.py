@@ -17,6 +17,7 @@ from guestward.adapters.metrics import METRICS
 from guestward.model.events import all_events
 from guestward.model.helper import HelperCode, Verb
 from guestward.sim.guest import TRAITS
+from guestward.sim.scenario import HONOURED
 from guestward.sim.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,13 @@ def test_the_example_of_a_simulation_is_real(tmp_path: Path, monkeypatch: pytest
     assert capsys.readouterr().err.splitlines()[0] == refused.strip()
     Path("incident.toml").write_text(example + race)
     assert cli.main(["simulate", "incident.toml"]) == 0
+
+
+def test_every_section_that_a_simulation_honours_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `[config.SECTION]` |"))
+    named = {f"{section}.{key}" for section, keys in HONOURED.items() for key in keys} | {s for s, keys in HONOURED.items() if not keys}
+    assert set(re.findall(r"`([\w.]+)`", row)) == named | {"guestward.toml"}
 
 
 def test_every_key_of_a_guest_is_on_the_page_of_simulations() -> None:

@@ -120,6 +120,17 @@ def test_a_long_one_comes_in_pieces_and_without_seams(
     assert capsys.readouterr().out == whole
 
 
+def test_nothing_begins_after_the_end(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """While each answer takes long the agent is behind with its looks when the run ends."""
+    file.write_text(SCENARIO.replace("5m", "20m") + '[[at]]\nt = "70s"\ndo = "api slow 9s"')
+    assert main(["simulate", str(file), "--output", "json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out.splitlines()[-1])["t"] < 1400
+    monkeypatch.setattr(simulate, "STEP", 7.0)
+    assert main(["simulate", str(file), "--output", "json"]) == 0
+    assert capsys.readouterr().out == out
+
+
 def test_a_scenario_of_no_length_is_the_first_sweep(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text('summary = "x"\nuntil = "0s"')
     assert main(["simulate", str(file)]) == 0

@@ -158,8 +158,8 @@ class Simulation:
             moment = min(x for x in (due, event, until) if x is not None)
             world.until(moment)
             due = self._next_due()
-            if moment >= until and (due is None or due > until):
-                return
+            if world.now > until or (moment >= until and (due is None or due > until)):
+                return  # what is overdue because a job took long begins after the end
             if due is not None and due <= world.now:
                 self._run_job()
 

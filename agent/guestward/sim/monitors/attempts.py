@@ -90,6 +90,11 @@ class GivenUpOnce(Watch):
         super().__init__(past)
         self.told: dict[int, Tried] = {}
 
+    def effect(self, effect: Effect) -> None:
+        """A first start begins a new episode, even if the agent is killed before it could tell of it."""
+        if effect.verb == "start" and effect.vmid in self.told and self.past.memory(effect.vmid).sent[-1].number == 1:
+            self.told[effect.vmid].given_up = False
+
     def event(self, logged: Logged) -> None:
         """Count attempts, and judge `given_up`."""
         if logged.guest is None or logged.event not in ("start_attempt", "given_up", "rearmed", "guest_forgotten"):

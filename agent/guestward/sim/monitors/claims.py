@@ -486,7 +486,7 @@ def _unread(past: Past) -> bool:
 
 def _ha(past: Past, snap: Snap, facts: Facts) -> bool:
     handed = any(task.upid.type == "hastart" and task.upid.id == str(facts.id.vmid) for task in past.world.archive)
-    return facts.ha or handed or _recently(past, past.api_failed)
+    return facts.ha or handed or not facts.here or _recently(past, past.api_failed)
 
 
 def _task(past: Past, snap: Snap, facts: Facts) -> bool:

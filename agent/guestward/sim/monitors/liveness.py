@@ -95,6 +95,9 @@ class StartedInTime(Watch):
             return
         since = max(self.since.setdefault(vmid, now), self.clear, past.alive_since, past.memory(vmid).changed)
         if now - since > bound(past) + self._turns():
+            if self._mass_stop():
+                self.since.pop(vmid)
+                return
             where = "" if past.sim.store.board is None else self._guard(vmid)
             self.broken(
                 f"{facts.id} should run, and nothing has stood in its way from {since:.1f} s to {now:.1f} s; its guard is {where or 'none'}"
@@ -134,13 +137,11 @@ class StartedInTime(Watch):
             return False
         if past.rules.operator_stop_holds and truth.may_be_stopped_on_purpose(past, vmid):
             return False
-        return self._has_attempts(vmid) and not self._mass_stop()
+        return self._has_attempts(vmid)
 
     def _mass_stop(self) -> bool:
-        past = self.past
-        return any(of.stop is not None for of in past.of.values()) and truth.may_be_mass_stop(
-            past, past.rules.mass_stop, 2 * truth.MASS_PAUSE + 120
-        )
+        """Asked only of a guest that waits for too long: it reads PVE's whole history."""
+        return truth.may_be_mass_stop(self.past, self.past.rules.mass_stop, 2 * truth.MASS_PAUSE + 120)
 
     def _has_attempts(self, vmid: int) -> bool:
         """By the longest count and the longest wait: after a reason for new attempts that the agent may not know, none is demanded."""

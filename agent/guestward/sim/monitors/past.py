@@ -429,7 +429,7 @@ class Past(Watch):
     def _moved(self, vmid: int, before: Facts, now: Facts) -> None:
         of = self.memory(vmid)
         if now.here and not before.here and not of.ran:
-            self._appeared(vmid, "moved here" if self.listed_at >= of.left_at else "")  # away between two looks, it never was
+            self._appeared(vmid, "moved here" if self.listed_at > of.left_at else "")  # away between two looks, it never was
         if before.here and not now.here:
             of.maybe_new, of.left_at = "was away", self.world.now
         if before.owned and not now.owned:
