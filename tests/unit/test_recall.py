@@ -165,6 +165,10 @@ class TestHistory:
         assert (events(found), found.notices[0].guard) == (["rearmed"], "")
         assert events(rearmed_by_operator(memory())) == ["rearmed"]
 
+    @pytest.mark.parametrize(("owned", "running", "released"), [(True, False, True), (True, True, False), (False, False, False)])
+    def test_rearm_lifts_the_stop_that_holds_it_and_none_to_come(self, owned: bool, running: bool, released: bool) -> None:
+        assert rearmed_by_operator(memory(owned=owned, running=running)).memory.released is released
+
     def test_rearm_during_an_attempt_makes_it_the_first(self) -> None:
         found = rearmed_by_operator(memory(attempts=(*TRIED, Attempt(3, AT - 5, AT + 115)))).memory
         assert [a.number for a in found.attempts] == [1]

@@ -104,7 +104,8 @@ def rearmed_by_operator(memory: GuestMemory) -> Recalled:
     does.
     """
     notices: list[Notice] = []
-    renewed = replace(rearm(memory, "by an operator", notices), new=False, released=not memory.running, blocked_storages=frozenset())
+    stopped = memory.owned and not memory.running  # of a guest that is not ours nobody notes how it was stopped
+    renewed = replace(rearm(memory, "by an operator", notices), new=False, released=stopped, blocked_storages=frozenset())
     if not notices:
         notices.append(_notice(Event.REARMED, memory, "has all its attempts: by an operator", reason="by an operator"))
     return Recalled(renewed, tuple(notices))
