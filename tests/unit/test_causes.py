@@ -68,6 +68,12 @@ def test_a_stop_from_before_it_was_seen_running_explains_nothing() -> None:
     assert ask(ended("vzstop", at=AT - 100), ran_until=AT - 10) is not None
 
 
+def test_a_stop_that_waited_long_for_the_guest_explains_it_however_early_it_was_asked_for() -> None:
+    """A shutdown of a VM waits 180 s and more; a stop that was over before the guest was seen running does not explain it."""
+    assert ask(ended("qmshutdown", at=AT - 300, took=240), ran_until=AT - 58) is not None
+    assert ask(ended("qmshutdown", at=AT - 300, took=240), ran_until=AT - 57) is None
+
+
 def test_a_stop_after_the_wall_clock_was_set_back_is_the_newest_all_the_same() -> None:
     """C77, I16: PVE started the guest while the clock was 3 h ahead; PVE lists what ended last first, whatever the clock said."""
     start = ended("vzstart", at=AT - 1000, wall=WALL - 1000 + 3 * 3600)
@@ -124,14 +130,22 @@ def test_a_stop_or_start_that_failed_changed_nothing_but_a_reboot_that_failed_st
 def test_a_stop_that_runs_has_not_stopped_it_yet() -> None:
     running = task("vzshutdown", "101", at=AT - 5)
     assert ask(running) is None
-    assert is_changing([running], 101)
-    assert not is_changing([running], 102)
-    assert not is_changing([ended("vzshutdown"), task("vzstart", "101")], 101)
+    assert is_changing([running], 101, AT)
+    assert not is_changing([running], 102, AT)
+    assert not is_changing([ended("vzshutdown"), task("vzstart", "101")], 101, AT)
 
 
 @pytest.mark.parametrize("kind", ["vzreboot", "qmreboot", "vzrestore", "qmcreate", "vzdestroy"])
 def test_a_reboot_and_a_making_that_run_are_changing_it_too(kind: str) -> None:
-    assert is_changing([task(kind, "101")], 101)
+    assert is_changing([task(kind, "101")], 101, AT)
+
+
+@pytest.mark.parametrize("kind", ["vzdestroy", "qmdestroy"])
+def test_a_destroy_that_ended_about_when_the_guest_was_listed_leaves_open_which_guest_that_was(kind: str) -> None:
+    assert is_changing([ended(kind, at=AT - 80, took=20)], 101, AT)
+    assert not is_changing([ended(kind, at=AT - 80, took=19)], 101, AT)
+    assert not is_changing([ended(kind, at=AT - 1)], 102, AT)
+    assert not is_changing([ended("vzrestore", at=AT - 1)], 101, AT)
 
 
 @pytest.mark.parametrize(

@@ -1513,6 +1513,19 @@ def test_a_guest_that_goes_is_forgotten_with_one_line(how: str) -> None:
     assert lines(sim, "sweep_aborted") == []
 
 
+@pytest.mark.parametrize("between", ["GET /nodes/pve1/qemu", "GET /pools", "GET /nodes/pve1/tasks"])
+@pytest.mark.parametrize(("how", "reason"), [("moves away", "it moved to node pve2"), ("is destroyed", "it was destroyed")])
+def test_a_guest_that_goes_between_two_calls_of_one_look_is_told_as_what_it_did(between: str, how: str, reason: str) -> None:
+    """/etc/pve is read before the lists and these before the pools: a guest that is in no pool at the end may be on no list either."""
+    sim = simulation()
+    down(sim, 101, start=("fail: x",))
+    sim.world.add(102)
+    go = {"moves away": lambda: sim.world.migrate(101, "pve2"), "is destroyed": lambda: sim.world.destroy(101)}
+    sim.world.at(200, lambda: sim.pve.before.__setitem__(between, go[how]))
+    sim.run(1800)
+    assert [entry.fields["reason"] for entry in lines(sim, "guest_forgotten")] == [reason]
+
+
 def test_a_guest_that_comes_back_to_the_node_it_ran_on_is_not_new() -> None:
     sim = simulation()
     sim.world.add(101)

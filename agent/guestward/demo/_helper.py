@@ -84,7 +84,8 @@ class Programs:
 
     async def serve(self) -> None:
         """Answer the scripts from now on."""
-        self._server = await asyncio.start_unix_server(self._one, sock=_listener(self._path))
+        # Not start_unix_server: from Python 3.13 on it looks the address up again, and that folder's descriptor is closed by then.
+        self._server = await asyncio.start_server(self._one, sock=_listener(self._path))
 
     def close(self) -> None:
         """Answer no more."""

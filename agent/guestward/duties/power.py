@@ -156,11 +156,12 @@ class PowerWatch:
 
     def _forget_gone(self, seen: Observation) -> None:
         """A guest that left the pool, moved or was destroyed. One that lives elsewhere now is remembered: it may come back."""
-        names = seen.host.names
-        for id, memory in list(self.state.memories.items()):
-            if id in seen.members:
-                continue
-            if id in seen.guests or (not isinstance(names, Unreadable) and id in names.here):
+        left = [memory for id, memory in self.state.memories.items() if id not in seen.members]
+        # Asked again: the pool was read after the names, and what was on its way between the two has not left the pool.
+        names = self.env.host.host().names if any(memory.owned for memory in left) else seen.host.names
+        for memory in left:
+            id = memory.id
+            if id in (seen.guests if isinstance(names, Unreadable) else names.here):
                 if memory.owned:
                     self._forget(memory, "it left the pool")
             elif isinstance(names, Unreadable):
@@ -234,7 +235,7 @@ class PowerWatch:
         if history is None:
             return  # nobody is started of whom it is not known; asked again at the next look
         for memory in unread:
-            if not causes.is_changing(history, memory.id.vmid):
+            if not causes.is_changing(history, memory.id.vmid, seen.at):
                 self._explain(memory, history, seen)
         fresh, known = (tuple(c for m in of if (c := state.memories[m.id].cause) is not None) for of in (unread, down))
         if causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):

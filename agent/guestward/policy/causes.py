@@ -12,10 +12,12 @@ from guestward.model.task import Error, Ok, Task, Upid, Warnings
 
 CLOCK_SLACK = 60.0
 TASK_SLACK = 90.0  # a shutdown that waits for the guest
+LOOK = 60.0  # what is listed at the begin of a look may be gone at its end
 END_SLACK = 2.0  # ends are whole seconds
 STOPS = frozenset({"vzstop", "vzshutdown", "qmstop", "qmshutdown", "vzsuspend", "qmsuspend", "hastop"})
 REBOOTS = frozenset({"vzreboot", "qmreboot"})
 BIRTHS = frozenset({"vzcreate", "vzrestore", "vzdestroy", "qmcreate", "qmrestore", "qmdestroy"})
+DESTROYS = frozenset({"vzdestroy", "qmdestroy"})
 STARTS = frozenset({"vzstart", "qmstart", "hastart", "qmresume", "vzresume"})
 
 
@@ -38,21 +40,28 @@ def _offset(upid: Upid) -> float:
     return upid.starttime - upid.started_boottime
 
 
-def is_changing(tasks: Iterable[Task], vmid: int) -> bool:
-    """Whether a task that stops, reboots or makes this guest still runs: only after its end the history tells how it ended."""
-    return any(t.running and t.upid.id == str(vmid) and t.upid.type in STOPS | REBOOTS | BIRTHS for t in tasks)
+def is_changing(tasks: Iterable[Task], vmid: int, at: float) -> bool:
+    """Whether a task that stops, reboots or makes this guest still runs: only after its end the history tells how it ended.
+
+    at: when the guest was listed, in seconds since host boot. A destroy that ended about then leaves open whether the listed guest is
+    the old one or a new one: the next look tells.
+    """
+    of_guest = [task for task in tasks if task.upid.id == str(vmid)]
+    runs = any(task.running and task.upid.type in STOPS | REBOOTS | BIRTHS for task in of_guest)
+    return runs or any(task.upid.type in DESTROYS and _ended(task) >= at - LOOK for task in of_guest)
 
 
 def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, ran_until: float | None) -> StopCause | None:
     """The newest task that stopped this guest, or None when the newest one that touched its power did something else.
 
-    tasks: of this boot, newest first. ran_until: when it was seen running, in seconds since host boot; a stop long before
-    that cannot explain that it is down, one that was under way then can.
+    tasks: of this boot, newest first. ran_until: when it was seen running, in seconds since host boot; a stop that was over
+    before that cannot explain that it is down, one that was under way then can, however long it waited for the guest.
     """
     history = tuple(tasks)
-    newest = next((t.upid for t in history if t.upid.id == str(vmid) and _touched_power(t)), None)
-    if newest is None or newest.type in STARTS or (ran_until is not None and newest.started_boottime < ran_until - TASK_SLACK):
+    last = next((t for t in history if t.upid.id == str(vmid) and _touched_power(t)), None)
+    if last is None or last.upid.type in STARTS or (ran_until is not None and _over_before(last, ran_until)):
         return None
+    newest = last.upid
     return StopCause(
         task=newest.type,
         user=newest.user,
@@ -61,6 +70,16 @@ def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, ran_until: float
         by_vzdump=_by_vzdump(newest, history),
         foreign=newest.user != token_id,
     )
+
+
+def _over_before(task: Task, moment: float) -> bool:
+    """Two ways to tell, since the wall clock, by which ends are noted, may have been set meanwhile."""
+    return task.upid.started_boottime < moment - TASK_SLACK and _ended(task) < moment - END_SLACK
+
+
+def _ended(task: Task) -> float:
+    """In seconds since host boot."""
+    return math.inf if task.endtime is None else task.endtime - _offset(task.upid)
 
 
 def _touched_power(task: Task) -> bool:
@@ -82,10 +101,9 @@ def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
         if task.upid.type in STARTS and isinstance(task.status, (Ok, Warnings)):
             started = task.upid.started_boottime if started is None else started
         if task.upid.type in BIRTHS:
-            ended = None if task.endtime is None else task.endtime - _offset(task.upid)
-            after = math.inf if ended is None else max(task.upid.started_boottime, ended - END_SLACK / 2)
-            has_run = started is not None and started >= after
-            return not has_run and (ended is None or ended >= since - END_SLACK)
+            ended = _ended(task)
+            has_run = started is not None and started >= max(task.upid.started_boottime, ended - END_SLACK / 2)
+            return not has_run and ended >= since - END_SLACK
     return False
 
 

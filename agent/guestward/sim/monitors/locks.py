@@ -106,6 +106,14 @@ class LockProven(Watch):
         elif effect.verb == "start" and vmid in self.unlocked:
             self._start(effect, vmid)
 
+    def looked(self, job: str) -> None:
+        """Once it runs, or has no such snapshot, its recovery is over: a later snapshot is of another backup."""
+        guests = self.past.snap.guests
+        for vmid in list(self.unlocked):
+            facts = guests.get(vmid)
+            if facts is None or facts.running or SNAPSHOT not in facts.snapshots:
+                del self.unlocked[vmid]
+
     def _unlock(self, effect: Effect, vmid: int) -> None:
         """By the lock that was there: when it was cleared at this moment the guest's own memory has it."""
         past = self.past
