@@ -120,6 +120,13 @@ class Pve(Protocol):
         """`GET /nodes/N/tasks/UPID/status`. A rotated or unknown task is Unknown, not an error."""
         ...
 
+    def task_log(self, upid: Upid, *, deadline: float) -> tuple[str, ...]:
+        """`GET /nodes/N/tasks/UPID/log`: all its lines, oldest first. Raises PveError where not all can be read, or the log is gone.
+
+        A worker that was killed wrote no last line.
+        """
+        ...
+
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """`POST .../status/start`, sent once. Raises PveRefused, PveUnreachable or PveAnswerLost."""
         ...

@@ -122,6 +122,11 @@ def task(of: Callable[[World], Upid]) -> Ask:
     return lambda pve: pve.task(of(pve.world) if isinstance(pve, SimPve) else NEVER, deadline=1e9)
 
 
+def log(of: Callable[[World], Upid]) -> Ask:
+    """As `task`, its log."""
+    return lambda pve: pve.task_log(of(pve.world) if isinstance(pve, SimPve) else NEVER, deadline=1e9)
+
+
 def started(guest: GuestId, after: float) -> Callable[[World], Upid]:
     def do(world: World) -> Upid:
         upid = SimPve(world).start(guest, deadline=1e9)
@@ -203,6 +208,9 @@ CASES: Mapping[str, tuple[Prepare, Ask]] = {
     "tasks-with-sys-audit-for-the-token-only": (partial(sees_tasks, who="token"), past),
     "foreign-task-without-sys-audit": (NOTHING, task(of_root)),
     "foreign-task-with-sys-audit": (sees_tasks, task(of_root)),
+    "start-task-log": (NOTHING, log(started(CT, 5.0))),
+    "foreign-task-log-without-sys-audit": (NOTHING, log(of_root)),
+    "foreign-task-log-with-sys-audit": (sees_tasks, log(of_root)),
     "active-without-sys-audit": (saved, active),
     "active-with-sys-audit": (both(saved, sees_tasks), active),
     "task-of-a-killed-worker": (both(killed, sees_tasks), task(newest)),
@@ -229,7 +237,7 @@ def fact(value: object) -> object:
         return fact(value.upid), value.status, value.endtime is None
     if isinstance(value, Upid):
         return value.node, value.type, value.id, value.user
-    assert isinstance(value, (Resources, Member, Ok, Running, Error, Unknown)), value
+    assert isinstance(value, (Resources, Member, Ok, Running, Error, Unknown, str)), value
     return value
 
 

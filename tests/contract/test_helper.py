@@ -10,7 +10,7 @@ from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import ANSWERED_WITHIN, Answer, HelperCode, Request, Verb
 from guestward.ports import HelperLost, HelperUnreachable
 from guestward.sim.doors import AgentGone, Life
-from guestward.sim.helper import DELETE_TAKES, SimCall, SimHelper
+from guestward.sim.helper import DELETE_FAILS_IN, DELETE_TAKES, SimCall, SimHelper
 from guestward.sim.verbs import LOCKS
 from guestward.sim.world import World
 
@@ -27,8 +27,8 @@ def host() -> World:
     return world
 
 
-def ask(world: World, request: Request) -> SimCall:
-    return SimHelper(world, Life(), ("guestward",), BAND, frozenset({777})).ask(request)
+def ask(world: World, request: Request, *, report_only: bool = False) -> SimCall:
+    return SimHelper(world, Life(), ("guestward",), BAND, frozenset({777}), report_only).ask(request)
 
 
 def answered(world: World, request: Request, *, within: float = DELETE_TAKES) -> Answer:
@@ -92,19 +92,89 @@ def test_a_delete_is_a_task_with_a_lock_and_its_answer_comes_when_it_has_ended()
     assert [(task.upid.type, task.said) for task in world.archive] == [("vzdelsnapshot", "OK")] and world.tasks == []
 
 
-def test_a_delete_that_fails_leaves_its_lock_and_the_section() -> None:
-    """C39."""
-    world = host()
+STILL = "lxc/101: the snapshot vzdump is still there"
+DOWN = f"{STILL}; the lock snapshot-delete is there now, and keeps the guest down"
+
+
+def fails(world: World, meanwhile: Callable[[World], object] = lambda world: None) -> str:
+    """A delete of a dataset that is busy. Returns what is said of it."""
     world.snapshot(101, "vzdump")
     world.fail_next("delete-snapshot", "zfs error: dataset is busy")
     call, guest = ask(world, delete()), world.guests[101]
-    world.advance(DELETE_TAKES)
+    assert (guest.lock, guest.snapshots["vzdump"]) == ("snapshot-delete", "delete")
+    meanwhile(world)
+    world.advance(DELETE_FAILS_IN)
     answer = call.answer()
-    assert answer is not None and answer.code is HelperCode.FAILED and "dataset is busy" in answer.message
-    assert (guest.lock, guest.snapshots) == ("snapshot-delete", {"vzdump": "delete"})
-    assert [(task.upid.type, task.said) for task in world.archive] == [("vzdelsnapshot", "zfs error: dataset is busy")]
+    assert answer is not None and answer.code is HelperCode.FAILED
     assert effects(world) == [("delete-snapshot", 101, "failed")]
-    assert answered(world, unlock(expect="snapshot-delete")).ok and guest.lock is None
+    return answer.message
+
+
+def test_a_delete_that_fails_leaves_the_section_and_its_lock_goes_at_once() -> None:
+    """C39."""
+    world = host()
+    said = fails(world)
+    assert said == f"{STILL}; its lock snapshot-delete was cleared, so that the guest can start; zfs error: dataset is busy"
+    assert (world.guests[101].lock, world.guests[101].snapshots) == (None, {"vzdump": "delete"})
+    assert [(task.upid.type, task.said) for task in world.archive] == [("vzdelsnapshot", "zfs error: dataset is busy")]
+    assert answered(world, delete()).ok and world.guests[101].snapshots == {}
+
+
+def test_a_backup_of_another_guest_keeps_no_lock_of_a_failed_delete() -> None:
+    world = host()
+    assert "was cleared" in fails(world, lambda world: world.backup_begin(200)) and world.guests[101].lock is None
+
+
+def operators(world: World) -> None:
+    world.unlock(101)
+    world.lock(101, "snapshot-delete")
+
+
+CANNOT_CLEAR: dict[str, tuple[Callable[[World], object], str]] = {
+    "a-task": (lambda world: world.task("vzmigrate", "101"), f"{DOWN}: a task of this guest is running: UPID:pve1:"),
+    "another-snapshot": (lambda world: world.snapshot(101, "mine", "prepare"), f"{DOWN}: somebody is at work on it; zfs"),
+    "another-state": (lambda world: world.snapshot(101, "vzdump", "prepare"), f"{DOWN}: somebody is at work on it; zfs"),
+    "somebody-elses": (operators, f"{DOWN}: somebody is at work on it; zfs"),
+    "no-quorum": (
+        lambda world: setattr(world, "quorate", False),
+        f"{DOWN}; `pct unlock`: unable to open file '/etc/pve/nodes/pve1/lxc/101.",
+    ),
+    "unlock-fails": (lambda world: world.fail_next("unlock", "got timeout"), f"{DOWN}; `pct unlock`: got timeout; zfs"),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT_CLEAR)
+def test_the_lock_of_a_failed_delete_that_cannot_be_cleared_is_told(name: str) -> None:
+    meanwhile, words = CANNOT_CLEAR[name]
+    world = host()
+    assert fails(world, meanwhile).startswith(words)
+    assert world.guests[101].lock == "snapshot-delete"
+
+
+def test_of_another_lock_or_none_only_that_is_said() -> None:
+    world = host()
+    assert fails(world, lambda world: world.unlock(101)) == f"{STILL}; zfs error: dataset is busy"
+    world = host()
+    assert fails(world, lambda world: world.lock(101, "backup")) == (
+        f"{STILL}; the lock backup is there now, and keeps the guest down; zfs error: dataset is busy"
+    )
+
+
+@pytest.mark.parametrize("goes", [lambda world: world.destroy(101), lambda world: world.migrate(101, "pve2")])
+def test_the_guest_of_a_delete_goes(goes: Callable[[World], object]) -> None:
+    assert fails(host(), goes) == "the guest is gone: lxc/101: no such configuration on this node"
+
+
+@pytest.mark.parametrize("request_", [unlock(), delete()])
+def test_roots_own_words(request_: Request) -> None:
+    world = host()
+    left_by_a_killed_vzdump(world)
+    answer = ask(world, request_, report_only=True).answer()
+    assert answer is not None and answer.code is HelperCode.REPORT_ONLY
+    world.hold_file = True
+    answer = ask(world, request_).answer()
+    assert answer is not None and answer.code is HelperCode.HELD
+    assert world.guests[101].lock == "backup"
 
 
 def test_a_delete_that_the_boot_of_the_host_cuts_off_is_never_answered() -> None:
@@ -126,6 +196,10 @@ def test_a_lock_of_a_snapshot_goes_with_the_section_in_that_state_only(lock: str
     world = host()
     world.lock(101, lock)
     assert answered(world, unlock(expect=lock)).code is HelperCode.LOCK_KIND
+    world.snapshot(101, "vzdump", state)
+    world.snapshot(101, "mine", "delete")
+    assert answered(world, unlock(expect=lock)).code is HelperCode.LOCK_KIND
+    world.snapshot(101, "mine", None)
     world.snapshot(101, "vzdump", "")
     assert answered(world, unlock(expect=lock)).code is HelperCode.LOCK_KIND
     world.snapshot(101, "vzdump", state)

@@ -16,7 +16,7 @@ from guestward.model.task import Ok
 from guestward.sim import verbs
 from guestward.sim.doors import SimPve
 from guestward.sim.world import World
-from tests.contract import test_calls
+from tests.contract import test_backup_logs, test_calls
 from tests.contract.recordings import TOKEN, Recorded, replayed
 from tests.contract.timelines import Play, load
 
@@ -76,6 +76,30 @@ def no_suspend_mode() -> bool:
     return True
 
 
+def interrupted_job_ends() -> bool:
+    """The recorded message is not the one after which the job itself ends (PVE/VZDump.pm:exec_backup_task)."""
+    world = host()
+    for vmid in (101, 102):
+        world.add(vmid)
+    world.backup_begin(101, 102)
+    world.advance(5.0)
+    job = world.jobs[0]
+    world.vzdump.abort()
+    world.advance(5.0)
+    log = job.task.lines()
+    return "ERROR: Backup of VM 101 failed - command 'tar' failed: interrupted by signal" in log and not any(
+        "VM 102" in line for line in log
+    )
+
+
+def logs_of_backups_alone() -> bool:
+    world = host()
+    world.add(101)
+    world.start(101)
+    world.stop(101)
+    return all(not task.log for task in world.archive)
+
+
 def migration_at_once() -> bool:
     world = host()
     world.add(101)
@@ -120,6 +144,8 @@ PROVEN: dict[str, Callable[[], bool]] = {
     "startall-in-turn": startall_in_turn,
     "others-need-no-quorum": others_need_no_quorum,
     "no-suspend-mode": no_suspend_mode,
+    "interrupted-job-ends": interrupted_job_ends,
+    "logs-of-backups-alone": logs_of_backups_alone,
     "migration-at-once": migration_at_once,
     "pvestatd-never-hangs": pvestatd_never_hangs,
     "restart-ends-all-tasks": restart_ends_all_tasks,
@@ -136,4 +162,5 @@ def test_the_page_lists_exactly_these() -> None:
     listed = Counter(re.findall(r"^- `([a-z0-9-]+)`: ", PAGE.read_text("utf-8"), re.MULTILINE))
     assert max(listed.values()) == 1
     marked = {id for timeline in load() for id in timeline.simplified()} | set(test_calls.SIMPLIFIED.values())
+    marked |= test_backup_logs.SIMPLIFIED.keys()
     assert set(listed) == marked | PROVEN.keys()

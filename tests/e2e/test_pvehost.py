@@ -20,6 +20,7 @@ import requests
 from proxmoxer import ProxmoxAPI
 
 from guestward.demo.pvehost import PveHost
+from tests.contract.test_backup_logs import RECORDED, SIMPLIFIED, plain
 
 from .agent import wait_until
 
@@ -516,7 +517,69 @@ def test_task_log(api: Client) -> None:
     assert api("GET", f"/nodes/pve1/tasks/{upid}/log").json() == {"data": [{"n": 1, "t": "TASK OK"}], "total": 1}
 
 
+def test_the_log_of_a_task_that_never_was(api: Client, host: PveHost) -> None:
+    """PVE looks for the file after it has looked at the user, and a missing one is no error."""
+    own, foreign = (f"UPID:pve1:00001234:00001234:6B0DF801:vzstart:101:{user}:" for user in ("guestward@pve!agent", "root@pam"))
+    gone = {"data": [{"n": 1, "t": "unable to open file - No such file or directory"}], "total": 1}
+    assert api("GET", f"/nodes/pve1/tasks/{own}/log").json() == gone
+    host.revoke("Sys.Audit", "/nodes/pve1")
+    assert line(api("GET", f"/nodes/pve1/tasks/{foreign}/log"))[0] == 403
+    host.grant("Sys.Audit", "/nodes/pve1")
+    assert api("GET", f"/nodes/pve1/tasks/{foreign}/log").json() == gone
+    assert api("GET", "/nodes/pve1/tasks/nonsense/log").status_code == 400
+
+
 # ------------------------------------------------------------------- backups
+
+
+def backup_log(api: Client, upid: str) -> list[str]:
+    """Its log, without times and names."""
+    rows = api.get(f"/nodes/pve1/tasks/{upid}/log", limit=20000)
+    assert [row["n"] for row in rows] == [*range(1, len(rows) + 1)]
+    return plain([row["t"] for row in rows])
+
+
+def recorded_log(name: str) -> list[str]:
+    lines = RECORDED[name]
+    for simpler in SIMPLIFIED.values():
+        lines = simpler(lines)
+    return [text.replace("110", "101") for text in plain(lines)]
+
+
+@pytest.mark.parametrize(("mode", "name"), [("snapshot", "4.1"), ("stop", "3b.1")])
+def test_the_log_of_a_backup_is_the_recorded_one(host: PveHost, api: Client, mode: str, name: str) -> None:
+    host.start(101)
+    upid = host.backup_begin(101, mode)
+    host.backup_end()
+    lines = [text.replace("after <*", "after *") for text in backup_log(api, upid)]
+    assert lines == recorded_log(name)
+
+
+def test_the_logs_of_backups_that_do_not_end_well(host: PveHost, api: Client) -> None:
+    host.start(101)
+    killed = host.backup_begin(101)
+    host.backup_kill()
+    refused = host.backup_begin(101)
+    host.unlock(101)
+    interrupted = host.backup_begin(101, by="root@pam!probe")
+    waiting = host.backup_begin(101)
+    assert backup_log(api, killed) == recorded_log("6c.1")
+    assert backup_log(api, refused) == recorded_log("6d.2")
+    assert backup_log(api, waiting) == ["INFO: trying to get global lock - waiting..."]
+    host.grant("Sys.Modify", "/nodes/pve1")
+    assert api("DELETE", f"/nodes/pve1/tasks/{interrupted}").status_code == 200
+    found = "INFO: found old vzdump snapshot (force removal)"
+    assert [text for text in backup_log(api, interrupted) if text != found] == recorded_log("6a.1")
+
+
+def test_the_log_of_a_job_of_two(host: PveHost, api: Client) -> None:
+    """As timeline 7: one that runs, and one that does not."""
+    host.add_guest(102, status="stopped")
+    host.start(101)
+    first, second = host.backup_begin(101), host.backup_begin([101, 102])
+    host.backup_end()
+    host.backup_end()
+    assert backup_log(api, first)[-1] == "TASK OK" and backup_log(api, second) == recorded_log("7.2")
 
 
 def conf(host: PveHost, vmid: int) -> str:

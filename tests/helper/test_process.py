@@ -7,7 +7,6 @@ import os
 import pwd
 import socket
 import subprocess
-import sys
 import time
 import tomllib
 import warnings
@@ -33,9 +32,9 @@ from guestward.model.helper import (
     Request,
     Verb,
 )
-from tests.helper.server import REPOSITORY, Server, python
+from tests.helper.server import REPOSITORY, Server, environment, python
 from tests.helper.test_unlock import until
-from tests.helper.tree import CONFIG, Tree, delete, unlock
+from tests.helper.tree import CONFIG, VM_UNLOCK, Tree, delete, unlock
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -194,6 +193,15 @@ def test_a_slow_caller_gets_5_seconds_in_all(server: Server) -> None:
     assert b"no whole line within 0.3 s" in call.read()
 
 
+def test_a_connection_that_breaks() -> None:
+    one, other = socket.socketpair()
+    with one:
+        with other:
+            one.send(b"not read")
+        with pytest.raises(ValueError, match=r"^the connection broke: Connection reset by peer$"):
+            main._line(one, 5)
+
+
 def test_a_caller_that_says_nothing(server: Server) -> None:
     server.arguments += ["--patience", "0.1"]
     assert server.call().answer()["code"] == "bad_request"
@@ -260,6 +268,12 @@ for _text in (
     "[scratch]\nfirst = 990010",
     "[scratch]\nfirst = 1000\nlast = 2000",
     "[scratch]\nlast = 9999999999",
+    "locks = 1",
+    "[locks]\nrecover = 7",
+    "[locks]\nrecover = true",
+    '[locks]\nrecover = ["report"]',
+    '[locks]\nrecover = "Report"',
+    '[locks]\nrecover = ""',
 ):
     ROTTEN[_text] = lambda file, text=_text: file.write_text(text + "\n")  # type: ignore[misc]
 
@@ -289,7 +303,7 @@ def test_a_configuration_of_somebody_else_is_refused(server: Server, tree: Tree,
 
 
 def test_what_stands_in_the_configuration_counts(server: Server, tree: Tree) -> None:
-    tree.put("etc/guestward/guestward.toml", '[scope]\npools = ["other"]\n[scratch]\nfirst = 101\nlast = 103\n[locks]\nrecover = 7\n')
+    tree.put("etc/guestward/guestward.toml", '[scope]\npools = ["other"]\n[scratch]\nfirst = 101\nlast = 103\n[locks]\nconfirm = 7\n')
     assert server.code(unlock()) == "scratch_band"
     tree.put("etc/guestward/guestward.toml", '[scope]\npools = ["other"]\n')
     assert server.ask(unlock(200, "qemu"))["message"] == "qemu/200 is in the pool guestward, and not in one of [scope] pools (other)"
@@ -299,14 +313,39 @@ def test_defaults_and_bounds_are_the_agents(tmp_path: Path) -> None:
     ours, theirs = trust.Scope(), agent_config.Config().rules()
     assert (ours.pools, ours.exclude) == (theirs.pools, theirs.exclude)
     assert (ours.first, ours.last) == (theirs.scratch_first, theirs.scratch_last)
+    assert ours.report_only is not theirs.lock_recovery
     file = tmp_path / "guestward.toml"
     file.write_text(
         '[pve]\ntoken_id = "a@pve!aa"\n[scope]\npools = ["a/b/c", "d.e-f_g"]\nexclude = [100, 999999999]\n'
-        "[scratch]\nfirst = 1000\nlast = 1099\n"
+        "[scratch]\nfirst = 1000\nlast = 1099\n[locks]\nrecover = 'report'\n"
     )
     rules, scope = agent_config.load(file).rules(), trust.read_scope(str(file))
-    assert scope == trust.Scope(rules.pools, rules.exclude, rules.scratch_first, rules.scratch_last)
+    assert scope == trust.Scope(rules.pools, rules.exclude, rules.scratch_first, rules.scratch_last, not rules.lock_recovery)
+    assert scope.report_only
     assert str(agent_config.DEFAULT_FILE).lstrip("/") == main.CONFIG
+
+
+@pytest.mark.parametrize("request_", [unlock(), VM_UNLOCK, delete()])
+def test_where_locks_are_only_reported_nothing_is_touched(server: Server, tree: Tree, request_: bytes) -> None:
+    tree.put("etc/guestward/guestward.toml", CONFIG + '[locks]\nrecover = "report"\n')
+    answer = server.ask(request_)
+    assert answer == {
+        "ok": False,
+        "code": "report_only",
+        "message": "[locks] recover is `report`: locks are told, and neither they nor snapshots are touched",
+    }
+    assert (tree.calls, tree.looks) == ([], 0)
+    tree.put("etc/guestward/guestward.toml", CONFIG + '[locks]\nrecover = "prove"\n')
+    assert server.code(request_) in ("ok", "locked")
+
+
+def test_a_hold_file_that_cannot_be_looked_for_counts_as_unreadable(tree: Tree) -> None:
+    (tree.root / "etc/guestward/guestward.toml").unlink()
+    (tree.root / "etc/guestward").rmdir()
+    tree.put("etc/guestward")
+    with pytest.raises(trust.Refused, match="/etc/guestward/hold: Not a directory") as caught:
+        facts.Host(str(tree.root), child.Programs(str(tree.root / "bin"))).check_ready()
+    assert caught.value.answer.code is HelperCode.UNREADABLE
 
 
 def test_no_variable_of_the_environment_is_trusted(server: Server, tree: Tree) -> None:
@@ -332,7 +371,9 @@ def test_a_connection_as_descriptor_3(server: Server, tree: Tree) -> None:
 def test_the_installed_program_is_this_one_and_needs_a_connection() -> None:
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts["guestward-helper"] == f"{main.__name__}:{main.main.__name__}"
-    done = subprocess.run([sys.executable, "-m", main.__name__], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        python("-m", main.__name__), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment()
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert json.loads(done.stderr.removeprefix("<3>"))["event"] == "helper_failed"
 
@@ -340,7 +381,7 @@ def test_the_installed_program_is_this_one_and_needs_a_connection() -> None:
 def test_a_datagram_socket_is_no_connection() -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with one, other:
-        done = subprocess.run([sys.executable, "-m", main.__name__], stdin=one, stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run(python("-m", main.__name__), stdin=one, stderr=subprocess.DEVNULL, check=False, env=environment())
     assert done.returncode == 2
 
 
@@ -460,6 +501,27 @@ def test_a_program_that_closes_its_output_and_hangs_is_killed(tree: Tree) -> Non
     tree.before("pct", "exec >&- 2>&-; exec sleep 300")
     done = child.Programs(str(tree.root / "bin")).run("pct", limit=0.2)
     assert (done.code, done.reaped) == (None, True)
+
+
+def test_what_a_killed_program_began_is_waited_for_but_not_for_ever(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a worker that hangs in the kernel: a SIGKILL does nothing to it."""
+    with subprocess.Popen(["sleep", "300"]) as hung:
+        monkeypatch.setattr(child, "_descendants", lambda root: {hung.pid: child._stat(hung.pid)[1]})
+        monkeypatch.setattr(child, "_REAP", 0.3)
+        monkeypatch.setattr(os, "kill", lambda pid, number: None)
+        tree.before("pct", "exec sleep 300")
+        began = time.monotonic()
+        done = child.Programs(str(tree.root / "bin")).run("pct", limit=0.1)
+        assert 0.4 <= time.monotonic() - began < 10
+        assert (done.code, done.reaped) == (None, True)
+        monkeypatch.undo()
+        hung.kill()
+
+
+def test_a_zombie_is_gone() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        until(lambda: os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None)
+        assert child._stat(ended.pid) == ("", "")
 
 
 def test_a_program_that_cannot_be_killed_may_still_act(tree: Tree) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,11 @@ def test_a_lock_of_vzdumps_own_snapshot_is_cleared(server: Server, tree: Tree, l
     assert server.ask(unlock(expect=lock)) == {"ok": True, "code": "ok", "message": f"lxc/101: lock {lock} cleared"}
     assert tree.calls == ["pct unlock 101"]
     assert "[vzdump]" in tree.config("lxc").read_text()
+
+
+def test_another_snapshot_that_is_worked_on_says_nothing_of_a_backups_lock(server: Server, tree: Tree) -> None:
+    _other_snapshot(tree, "backup", "delete")
+    assert server.code(unlock()) == "ok"
 
 
 def test_a_stale_lock_of_a_vm_is_cleared_by_compare_and_set(server: Server, tree: Tree) -> None:
@@ -93,6 +99,7 @@ def test_what_is_no_backup_of_this_guest_is_in_nobodys_way(server: Server, tree:
     tree.process(4715, *(part.replace("-101-", "-102-") for part in TAR))
     tree.process(4716, *TAR, namespaces="4716\t12")  # a container claims it
     tree.process(4717)
+    (tree.root / "proc/4718").mkdir()  # it has ended meanwhile
     tree.put(
         "var/log/pve/tasks/active",
         f"{upid(9, 'vzdump', '101')} 0\n{upid(4711, 'vzstart', '101')} 1 6B0E04D4 OK\n{upid(4711, 'qmstart', '102')} 0\n",
@@ -141,6 +148,11 @@ def _hidden(tree: Tree) -> None:
     (tree.root / "proc/self").symlink_to("4711")
 
 
+def _other_snapshot(tree: Tree, lock: str, state: str) -> None:
+    file = tree.snapshot(lock, state)
+    file.write_text(file.read_text() + f"\n[mine]\nsnaptime: 1\nsnapstate: {state}\n")
+
+
 BAND = unlock(990001)
 REFUSALS: dict[str, tuple[Change, bytes, str]] = {
     "systemd stops the host": (lambda t: t.systemd(SystemState="stopping"), unlock(), "stopping"),
@@ -187,6 +199,10 @@ REFUSALS: dict[str, tuple[Change, bytes, str]] = {
     "a title that was cut short": (lambda t: t.process(4711, "task UPID:pve1:00001267:00000005:6B0"), unlock(), "backup_running"),
     "vzdump itself": (lambda t: t.process(4711, "/usr/bin/perl", "-T", "/usr/bin/vzdump", "102"), unlock(), "backup_running"),
     "an archive process": (lambda t: t.process(4711, *TAR), unlock(), "backup_running"),
+    "an archive process that ends": (lambda t: (t.process(4711, *TAR), (t.root / "proc/4711/status").unlink()), unlock(), "backup_running"),
+    "a status of unknown form": (lambda t: (_lives(t, "101"), t.put("proc/4711/stat", "garbage")), unlock(), "unreadable"),
+    "no list of processes": (lambda t: shutil.rmtree(t.root / "proc"), unlock(), "unreadable"),
+    "more users than there can be": (lambda t: t.put("etc/pve/user.cfg", "#" * (3 << 20)), unlock(), "unreadable"),
     "hidden processes": (_hidden, unlock(), "unreadable"),
     "another lock": (lambda t: t.lxc(101, LXC.replace("backup", "migrate")), unlock(), "lock_changed"),
     "a lock that is gone": (lambda t: t.lxc(101, LXC.replace("lock: backup\n", "")), unlock(), "lock_changed"),
@@ -195,6 +211,15 @@ REFUSALS: dict[str, tuple[Change, bytes, str]] = {
     "a user's snapshot": (lambda t: t.snapshot("snapshot", "prepare", name="mine"), unlock(expect="snapshot"), "lock_kind"),
     "a snapshot in the other state": (lambda t: t.snapshot("snapshot", "delete"), unlock(expect="snapshot"), "lock_kind"),
     "a snapshot in no state": (lambda t: t.snapshot("snapshot-delete"), unlock(expect="snapshot-delete"), "lock_kind"),
+    "the other snapshot is worked on, too": (lambda t: _other_snapshot(t, "snapshot", "prepare"), unlock(expect="snapshot"), "lock_kind"),
+    "and of the other's deletion": (
+        lambda t: _other_snapshot(t, "snapshot-delete", "delete"),
+        unlock(expect="snapshot-delete"),
+        "lock_kind",
+    ),
+    "the node is held": (lambda t: t.put("etc/guestward/hold"), unlock(), "held"),
+    "the node is held by a dangling link": (lambda t: (t.root / "etc/guestward/hold").symlink_to("nowhere"), unlock(), "held"),
+    "the node is held by a folder": (lambda t: (t.root / "etc/guestward/hold").mkdir(), VM_UNLOCK, "held"),
     "a snapshot's lock of a VM": (lambda t: None, unlock(200, "qemu", "snapshot"), "lock_kind"),
     "a task of this guest": (lambda t: _task(t, "vzmigrate"), unlock(), "task_running"),
     "a list of tasks of unknown form": (lambda t: t.put("var/log/pve/tasks/active", "garbage\n"), unlock(), "unreadable"),
@@ -246,6 +271,7 @@ CHANGES = {  # at the second look at the host, with the flock held: too late for
     "the host begins to stop": ("sed -i 's/=running/=stopping/' $root/systemctl", "stopping"),
     "quorum is lost": ("chmod a-w $conf", "no_quorum"),
     "pmxcfs ends": ("rm $root/etc/pve/local", "no_pmxcfs"),
+    "somebody holds the node": ("touch $root/etc/guestward/hold", "held"),
     "a migration begins": (f"echo '{upid(4711, 'vzmigrate', '101')} 0' >$root/var/log/pve/tasks/active", "task_running"),
     "the checks take too long": ("sleep 0.6", "too_slow"),
 }

@@ -103,6 +103,10 @@ class Tree:
         """Run this shell text in the stand-in before it does its work; `exit` leaves it out."""
         self.put(f"before-{program}", shell.replace("@CT@", str(self.config("lxc"))).replace("@VM@", str(self.config("qemu"))))
 
+    def during(self, *, deletion: str = "", unlock: str = "") -> None:
+        """The same in `pct delsnapshot` and `pct unlock`."""
+        self.before("pct", f'case "$1" in\ndelsnapshot) :; {deletion} ;;\nunlock) :; {unlock} ;;\nesac')
+
     def after(self, program: str, shell: str) -> None:
         """The same when its work is done."""
         self.put(f"after-{program}", shell.replace("@CT@", str(self.config("lxc"))).replace("@VM@", str(self.config("qemu"))))

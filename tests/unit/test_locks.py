@@ -48,8 +48,21 @@ def case(memory: LockMemory | None = None, **parts: Any) -> LockCase:
     seen = {name: parts.pop(name) for name in ("tasks", "backups", "at") if name in parts}
     obs = observation(listed(memory.id, lock=memory.kind or None), **seen)
     snapshots = {"snapshot": {"vzdump": "prepare"}, "snapshot-delete": {"vzdump": "delete"}, "": {"vzdump": ""}}.get(memory.kind, {})
-    plain = LockCase(obs, memory, Gate(), CONFIRM, snapshots, (dead(str(memory.id.vmid)),), written(memory.id), offsets=(OFFSET,))
-    return replace(plain, **parts)
+    plain = LockCase(obs, memory, Gate(), CONFIRM, snapshots, (dead(str(memory.id.vmid)),), written=written(memory.id), offsets=(OFFSET,))
+    asked = replace(plain, **parts)
+    logs = {upid: log(memory.id.vmid) for upid in locks.suspects(asked)}
+    return replace(asked, logs=parts.get("logs", logs))
+
+
+def log(vmid: int = 101, *rest: str, name: str = "CT Name: web", kind: str = "lxc") -> tuple[str, ...]:
+    """What a vzdump has said when it has locked that guest; and the rest."""
+    begun = (f"INFO: Starting Backup of VM {vmid} ({kind})", "INFO: Backup started at 2026-12-01 02:00:03", "INFO: status = running")
+    return ("INFO: starting new backup job: vzdump", *begun, f"INFO: {name}", "INFO: backup mode: snapshot", *rest)
+
+
+FINISHED = "INFO: Finished Backup of VM 101 (00:00:27)"
+FAILED = "ERROR: Backup of VM 101 failed - command 'tar' failed: interrupted by signal"
+NOT_REMOVED = "snapshot 'vzdump' was not (fully) removed - dataset is busy"
 
 
 def written(id: GuestId = CT, at: float = BEGAN + 100) -> dict[GuestId, float]:
@@ -226,20 +239,103 @@ def test_the_task_that_owns_it_is_named() -> None:
 # ---------------------------------------------------------------------------------------------------- the trace
 
 
-@pytest.mark.parametrize(("id", "said"), [("101", KILLED), ("101", Error("job errors")), ("", KILLED)])
-def test_a_vzdump_that_died_is_a_trace(id: str, said: TaskStatus) -> None:
+DIED = "a vzdump by root@pam for {} died when the lock was there: {}"
+
+
+@pytest.mark.parametrize(("id", "said"), [("101", KILLED), ("101", Error("received interrupt")), ("", KILLED), ("", Error("x"))])
+def test_a_vzdump_that_died_at_the_guest_is_a_trace(id: str, said: TaskStatus) -> None:
     decision = judge(case(history=(dead(id, said=said),)))
     assert decision.verdict is LockVerdict.STALE
     detail = said.detail if isinstance(said, (Error, Unknown)) else ""
-    what = "a vzdump by root@pam for {} died when the lock was there: {}"
-    assert decision.checks[5].evidence == what.format(id or "several guests", detail)
+    assert decision.checks[5].evidence == DIED.format(id or "several guests", detail)
+
+
+def told(*lines: str, id: str = "101", said: TaskStatus = KILLED, memory: LockMemory | None = None) -> bool | None:
+    """What is thought of a lock by the log of the only vzdump that can have left it."""
+    task = dead(id, said=said)
+    return traced(memory, history=(task,), logs={task.upid: lines})
+
+
+STATUS_ALONE = log()[:4]
+REFUSED = (*STATUS_ALONE, "trying to acquire lock...", "ERROR: Backup of VM 101 failed - CT is locked (backup)", "INFO: Failed at 02:00:05")
+
+
+@pytest.mark.parametrize("said", [KILLED, Error("job errors")])
+@pytest.mark.parametrize("lines", [(), STATUS_ALONE, (*STATUS_ALONE, "trying to acquire lock..."), REFUSED, log(102), log(101, FINISHED)])
+def test_one_that_did_not_get_to_its_lock_or_had_gone_on_left_none(lines: tuple[str, ...], said: TaskStatus) -> None:
+    assert told(*lines, said=said) is False
+    assert told(*lines, said=said, id="") is False
+
+
+def test_the_last_time_at_the_guest_counts_and_nothing_that_is_said_of_others() -> None:
+    assert told(*log(101, FINISHED), *log(102)[1:], id="") is False
+    assert told(*log(102, FINISHED.replace("101", "102")), *log(101)[1:], id="") is True
+    assert told(*log(101, FINISHED), *log()[1:], id="") is True
+    assert told(*log(102), FAILED, *STATUS_ALONE, id="") is False
+
+
+@pytest.mark.parametrize("name", ["CT Name: web", "VM Name: web", "backup mode: stop"])
+def test_the_name_or_the_mode_comes_from_a_guest_that_is_locked(name: str) -> None:
+    assert told(*STATUS_ALONE, f"INFO: {name}") is True
+
+
+def test_one_that_failed_and_could_not_clean_up_was_for_this_guest_alone() -> None:
+    """A job of several goes on after a guest that failed, and what locks that guest then is not known."""
+    task = dead(said=Error("job errors"))
+    decision = judge(case(history=(task,), logs={task.upid: log(101, FAILED)}))
+    assert decision.checks[5].evidence == "a vzdump by root@pam for 101 failed when the lock was there: job errors"
+    assert told(*log(101, FAILED), said=KILLED) is False
+    assert told(*log(101, FAILED), said=Error("job errors"), id="") is False
+
+
+@pytest.mark.parametrize("said", [Ok(), Warnings(1), Error("job errors"), KILLED])
+@pytest.mark.parametrize("id", ["101", ""])
+def test_a_snapshot_that_vzdump_could_not_delete_keeps_its_lock_however_vzdump_ended(said: TaskStatus, id: str) -> None:
+    """VZDump/LXC.pm:cleanup only warns, and the task ends with OK."""
+    memory = lock("snapshot-delete")
+    for end in (FINISHED, FAILED):
+        assert told(*log(101, NOT_REMOVED, end), said=said, id=id, memory=memory) is True
+    assert told(*log(101, FINISHED, NOT_REMOVED), said=said, id=id, memory=memory) is False
+    assert told(*log(101, FINISHED), said=said, id=id, memory=memory) is False
+    assert told(*log(101, NOT_REMOVED, FINISHED), said=said, id=id) is False
+    task = dead(id, said=said)
+    decision = judge(case(memory, history=(task,), logs={task.upid: log(101, NOT_REMOVED, FINISHED)}))
+    assert decision.checks[5].evidence == f"a vzdump by root@pam for {id or 'several guests'} could not delete its snapshot"
+
+
+def test_a_log_that_cannot_be_read_leaves_it_unknown_and_is_asked_for() -> None:
+    one = dead()
+    decision = judge(case(history=(one,), logs={one.upid: GONE}))
+    assert (decision.verdict, decision.checks[-1].name) == (LockVerdict.UNKNOWN, "trace")
+    assert decision.evidence == "the log of a vzdump by root@pam that may have left it: gone"
+    assert locks.asks_history(decision)
+    assert judge(case(logs={})).evidence == "the log of a vzdump by root@pam that may have left it: not read"
+
+
+def test_only_the_logs_of_those_that_can_have_left_it_are_asked_for() -> None:
+    one = dead()
+    assert locks.suspects(case(history=(dead("102"), dead(took=90), one))) == (one.upid,)
+    assert locks.suspects(case(history=GONE)) == ()
+    assert locks.suspects(case(written={})) == ()
+
+
+def page(oldest: float, length: int = 500) -> tuple[Task, ...]:
+    return tuple(dead("102", at=max(oldest, AT - 10.0 * n)) for n in range(length))
+
+
+@pytest.mark.parametrize(("length", "oldest", "known"), [(500, 101, False), (499, 101, True), (500, 100, True), (501, 101, False)])
+def test_a_lock_older_than_all_that_the_history_shows_is_not_known(length: int, oldest: float, known: bool) -> None:
+    decision = judge(case(history=page(BEGAN + oldest, length)))
+    assert (decision.verdict is LockVerdict.NO_TRACE) is known
+    if not known:
+        assert (decision.verdict, decision.checks[-1].name) == (LockVerdict.UNKNOWN, "trace")
+        assert decision.evidence == f"the lock is older than the {length} newest tasks, and more are not shown"
 
 
 NO_TRACE: dict[str, Task] = {
     "ended well": dead(said=Ok()),
     "ended with warnings": dead(said=Warnings(1)),
     "runs": dead(said=Running()),
-    "several, of which any had errors": dead("", said=Error("job errors")),
     "ended before the file was written": dead(took=90),
     "began after the file was written": dead(at=BEGAN + 110),
     "its end is not known": replace(dead(), endtime=None),
@@ -254,7 +350,7 @@ NO_TRACE: dict[str, Task] = {
 def test_nothing_else_is_a_trace(name: str) -> None:
     decision = judge(case(history=(NO_TRACE[name],)))
     assert decision.verdict is LockVerdict.NO_TRACE
-    assert decision.evidence == "no vzdump that died was for this guest when the lock came"
+    assert decision.evidence == "no vzdump that died was at this guest when the lock came"
 
 
 def test_one_trace_among_many_tasks_is_enough() -> None:
@@ -329,6 +425,7 @@ def test_the_file_was_written_in_the_vzdump(at: float, is_one: bool, watched: bo
 def test_a_file_whose_time_cannot_be_read_leaves_it_unknown(memory: LockMemory) -> None:
     decision = judge(case(memory, written=written(VM)))
     assert (decision.verdict, decision.evidence) == (LockVerdict.UNKNOWN, "when its configuration was last written cannot be read")
+    assert decision.checks[-1].name == "trace"
 
 
 def test_where_nobody_watched_a_vzdump_of_an_earlier_boot_may_have_left_it() -> None:
@@ -344,23 +441,6 @@ def test_a_lock_that_was_there_before_the_vzdump_is_not_its() -> None:
     assert traced(history=(failed,), at=AT + 2000) is False
     assert traced(history=(failed,), at=AT + 2000, written=written(at=SEEN + 1100)) is False
     assert traced(lock(**UNSEEN), history=(failed,), at=AT + 2000) is False
-
-
-@pytest.mark.parametrize(
-    ("other", "at", "is_one"),
-    [(VM, BEGAN + 50, False), (VM, BEGAN - EDGE - 0.5, True), (VM, BEGAN + 300 + EDGE + 0.5, True), (CT, BEGAN + 50, True)],
-)
-def test_of_two_locks_that_came_during_a_job_of_several_neither_is_provably_its(other: GuestId, at: float, is_one: bool) -> None:
-    """A job is at one guest at a time; one for a single guest is at no other."""
-    both = written() | written(other, at)
-    assert traced(history=(dead(""),), written=both) is is_one
-    assert traced(history=(dead("101"),), written=both) is True
-
-
-def test_the_other_lock_is_named() -> None:
-    decision = judge(case(history=(dead(""),), written=written() | written(VM) | written(GuestId(GuestKind.LXC, 105))))
-    assert decision.verdict is LockVerdict.NO_TRACE
-    assert decision.evidence == "a vzdump for several guests died, and while it ran qemu/201 and lxc/105 got locked, too"
 
 
 def test_what_our_own_delete_left_and_a_snapshot_alone_need_no_trace() -> None:
@@ -440,6 +520,16 @@ def test_an_old_lock_of_any_kind_is_told_once(since: float, told: bool) -> None:
         assert settle(settled.memory).notices == ()
 
 
+@pytest.mark.parametrize(
+    ("free_at", "wrote", "since"), [(None, AT - 90000, AT - 90000), (None, AT, AT - 120), (FREE, AT - 90000, AT - 120)]
+)
+def test_a_lock_that_nobody_saw_come_is_at_least_as_old_as_its_file(free_at: float | None, wrote: float, since: float) -> None:
+    memory = lock("migrate", since=AT - 120, free_at=free_at)
+    assert judge(case(memory, written=written(at=wrote))).since == since
+    assert judge(case(memory, written={})).since == AT - 120
+    assert settle(memory, written=written(at=wrote)).memory.warned is (since == AT - 90000)
+
+
 def test_the_age_of_an_old_lock_in_words() -> None:
     (told,) = settle(lock("migrate", since=AT - 100 * 86400)).notices
     assert told.message.startswith("has been locked (migrate) for 2400 h: ")
@@ -459,12 +549,12 @@ STEPS: dict[str, tuple[LockMemory, Rules, dict[str, Any], str]] = {
     "a delete that waits makes no unlock wait": (lock(delete_at=AT + 3000), RULES, {}, "it is unlocked now"),
     "an unlock that waits makes no delete wait": (lock("", next_at=AT + 30), RULES, {}, "the snapshot `vzdump` is deleted now"),
     "at that very moment": (lock(next_at=AT), RULES, {}, "it is unlocked now"),
-    "unlocks used up": (lock(unlocks=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101"),
+    "unlocks used up": (lock(unlocks=6), RULES, {}, "given up after 6 attempts; mend the cause, then: guestward rearm 101"),
     "deletes used up": (lock("", deletes=3), RULES, {}, "given up after 3 attempts; mend the cause, then: guestward rearm 101" + FORCE),
-    "one unlock left": (lock(unlocks=2), RULES, {}, "it is unlocked now"),
+    "one unlock left": (lock(unlocks=5), RULES, {}, "it is unlocked now"),
     "one delete left": (lock("", deletes=2), RULES, {}, "the snapshot `vzdump` is deleted now"),
     "deletes used up, locked": (lock(deletes=3), RULES, {}, "it is unlocked now"),
-    "unlocks used up, not locked": (lock("", unlocks=3), RULES, {}, "the snapshot `vzdump` is deleted now"),
+    "unlocks used up, not locked": (lock("", unlocks=6), RULES, {}, "the snapshot `vzdump` is deleted now"),
     "report": (lock(), REPORT, {}, "nothing is done, since `[locks] recover` is `report`; with `prove` it is unlocked"),
     "report once": (
         lock(clear_since=None),
@@ -516,9 +606,9 @@ def test_a_step_is_written_down_before_it_is_asked_for() -> None:
     assert locks.looked_at_anew(asked) == lock(clear_since=None)
 
 
-def test_a_failed_unlock_waits_1_then_2_min_and_needs_fresh_evidence() -> None:
+def test_a_failed_unlock_waits_1_min_first_6_h_in_the_end_and_needs_fresh_evidence() -> None:
     memory = lock(delete_at=5.0)
-    for made, wait in ((1, 60), (2, 120), (3, 120)):
+    for made, wait in enumerate((60, 120, 600, 3600, 21600, 21600), start=1):
         memory = locks.failed(locks.asking(memory, LockStep.UNLOCK), AT)
         assert memory == lock(unlocks=made, next_at=AT + wait, delete_at=5.0, clear_since=None)
 
@@ -560,7 +650,8 @@ def test_a_refusal_uses_up_no_attempt_and_the_next_one_waits_longer_and_longer()
     for count, wait in enumerate((60, 120, 240, 480, 960, 1920, 3600, 3600), start=1):
         memory, _ = locks.refused(locks.asking(memory, LockStep.UNLOCK), PASSES, AT)
         assert memory.refusal == "busy: a backup is at work"
-        assert replace(memory, refusal="") == lock(unlocks=1, delete_at=5.0, clear_since=None, next_at=AT + wait, refusals=count)
+        plain = lock(unlocks=1, delete_at=5.0, clear_since=None, next_at=AT + wait, refusals=count)
+        assert replace(memory, refusal="", refused_told=None) == plain
     assert locks.refused(replace(memory, refusals=10_000), PASSES, AT)[0].next_at == AT + 3600
 
 
@@ -582,6 +673,13 @@ def test_a_refusal_is_told_once_at_once_where_it_does_not_pass_by_itself(answer:
     assert dict(one.fields) == {"step": "unlock", "code": str(answer.code), "reason": answer.message}
 
 
+@pytest.mark.parametrize(("often", "words"), [(1, "helper, nothing"), (2, "helper 2 times in a row, nothing")])
+def test_a_refusal_that_was_repeated_says_how_often(often: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "OFTEN", often)
+    _, (told,) = locks.refused(lock(step=LockStep.UNLOCK, asked=True, refusals=often - 1), PASSES, AT)
+    assert words in told.message
+
+
 def test_what_the_helper_said_last_stands_in_the_proof() -> None:
     memory, _ = locks.refused(locks.asking(lock(), LockStep.UNLOCK), PASSES, AT - 100)
     said = "(the root helper refused that: busy: a backup is at work)"
@@ -591,30 +689,59 @@ def test_what_the_helper_said_last_stands_in_the_proof() -> None:
 
 
 def test_refusals_begin_anew_after_anything_else() -> None:
-    known = lock(refusals=5, refusal="busy")
+    known = lock(refusals=5, refusal="busy", refused_told=HelperCode.BUSY)
     asked = locks.asking(known, LockStep.UNLOCK)
     for after in (locks.failed(asked, AT), locks.unlocked(asked), locks.rearmed(known), seen(known, "snapshot", "2")):
-        assert (after.refusals, after.refusal) == (0, "")
-    assert seen(known, "backup", "2").refusals == 5
+        assert (after.refusals, after.refusal, after.refused_told) == (0, "", None)
+    assert (seen(known, "backup", "2").refusals, seen(known, "backup", "2").refused_told) == (5, HelperCode.BUSY)
+
+
+def refusals(*answers: Answer) -> list[int]:
+    """Which of them are told, by number."""
+    memory, told = lock(), []
+    for number, answer in enumerate(answers, start=1):
+        memory, notices = locks.refused(locks.asking(memory, LockStep.UNLOCK), answer, AT)
+        told += [number] * len(notices)
+    return told
+
+
+def test_what_only_a_person_changes_is_told_once_whatever_was_refused_before() -> None:
+    other = Answer(HelperCode.CONFIG, "the configuration is not root's alone")
+    assert refusals(STAYS, STAYS) == [1]
+    assert refusals(PASSES, STAYS, STAYS, STAYS) == [2]
+    assert refusals(PASSES, PASSES, PASSES, STAYS, PASSES) == [3, 4]
+    assert refusals(STAYS, other, other) == [1, 2]
+    assert refusals(PASSES, PASSES, PASSES, PASSES, Answer(HelperCode.BOOTING, "booting")) == [3]
+
+
+@pytest.mark.parametrize(("step", "ours"), [(LockStep.UNLOCK, True), (LockStep.DELETE_SNAPSHOT, False)])
+def test_a_lock_that_came_while_a_delete_was_refused_is_not_of_our_delete(step: LockStep, ours: bool) -> None:
+    """An operator's own deletion was faster."""
+    refused, _ = locks.refused(locks.asking(lock("snapshot-delete", ours=True), step), PASSES, AT)
+    assert refused.ours is ours
 
 
 def test_every_refusal_passes_by_itself_or_is_a_persons_to_mend() -> None:
     stays = {HelperCode.BAD_REQUEST, HelperCode.FORBIDDEN, HelperCode.CONFIG, HelperCode.UNREADABLE, HelperCode.SCRATCH_BAND}
-    stays |= {HelperCode.EXCLUDED, HelperCode.NOT_OWNED, HelperCode.LOCK_KIND}
+    stays |= {HelperCode.EXCLUDED, HelperCode.NOT_OWNED, HelperCode.LOCK_KIND, HelperCode.REPORT_ONLY}
     assert set(HelperCode) == locks.PASSING | stays | TRIED | {HelperCode.OK}
     assert not locks.PASSING & (stays | TRIED)
 
 
-def test_over_a_boot_only_what_our_own_delete_leaves_is_known_on() -> None:
+def test_over_a_boot_only_what_our_own_delete_leaves_and_who_was_warned_is_known_on() -> None:
     """A lock of snapshots outlives it (pve-facts B4), and that delete is no vzdump that could be its trace."""
-    ours, deleting = lock("snapshot-delete", ours=True, unlocks=2), lock("", step=LockStep.DELETE_SNAPSHOT, asked=True, told=True)
-    others = (lock(), lock("", step=LockStep.DELETE_SNAPSHOT), lock(step=LockStep.UNLOCK, asked=True))
-    assert locks.after_boot((*others, ours, deleting)) == (
-        LockMemory(CT, "guest101", "snapshot-delete", stamp="1", ours=True),
-        LockMemory(CT, "guest101", "", stamp="1", ours=True),
+    ours, deleting = lock("snapshot-delete", ours=True, unlocks=2), lock("", VM, step=LockStep.DELETE_SNAPSHOT, asked=True, told=True)
+    old = lock("migrate", GuestId(GuestKind.LXC, 105), warned=True, unlocks=2)
+    others = [lock(id=GuestId(GuestKind.LXC, 110 + number)) for number in range(3)]
+    others = [others[0], replace(others[1], step=LockStep.DELETE_SNAPSHOT), replace(others[2], step=LockStep.UNLOCK, asked=True)]
+    assert locks.after_boot((*others, ours, deleting, old)) == (
+        LockMemory(CT, "guest101", "snapshot-delete", ours=True),
+        LockMemory(VM, "guest201", "", ours=True),
+        LockMemory(old.id, "guest105", "migrate", warned=True),
     )
-    assert seen(locks.after_boot((deleting,))[0], "snapshot-delete", "2", None).ours
-    assert not seen(locks.after_boot((deleting,))[0], None).ours
+    after = locks.after_boot((replace(deleting, id=CT),))[0]
+    assert seen(after, "snapshot-delete", "2", None).ours
+    assert not seen(after, None).ours
 
 
 # ---------------------------------------------------------------------------------------------------- seeing
@@ -639,7 +766,7 @@ def test_a_lock_that_is_still_there_stays_what_it_is() -> None:
 def test_another_kind_or_a_file_that_was_written_is_another_lock(kind: str | None, stamp: str) -> None:
     known = lock(told=True, warned=True, deletes=1, delete_at=7.0)
     fresh = LockMemory(CT, "guest101", kind or "", since=AT, free_at=AT - 60, stamp=stamp, deletes=1, delete_at=7.0)
-    assert seen(known, kind, stamp) == fresh
+    assert seen(known, kind, stamp) == replace(fresh, warned=kind == "backup")
 
 
 def test_another_kind_has_all_its_unlocks_and_a_written_file_alone_gives_none() -> None:

@@ -1032,6 +1032,64 @@ def test_task_status(rig: Rig) -> None:
     failure(PveRefused, lambda: client.task(upid, deadline=rig.within()), "400")
 
 
+def log_of(rig: Rig, *answers: bytes) -> Callable[[], tuple[str, ...]]:
+    rig.server.actions = list(answers)
+    client = rig.client()
+    return lambda: client.task_log(Upid.parse(UPID), deadline=rig.within())
+
+
+def test_task_log(rig: Rig) -> None:
+    """In the order of the numbers, whatever that of the rows; a line keeps its blanks, and loses what no screen shows."""
+    rows = [{"n": 2, "t": "  b  c"}, {"n": "1", "t": "INFO: a"}, {"n": 3, "t": ""}, {"n": 4.0, "t": 17}, {"n": 5, "t": "x\x1b[0m\ty"}]
+    log = log_of(rig, answer(rows), answer([{"n": 1, "t": "no content"}]), answer([{"n": 1, "t": "TASK OK"}]))
+    assert log() == ("INFO: a", "  b  c", "", "17", "x [0m y")
+    assert log() == ()
+    assert log() == ("TASK OK",)
+    assert rig.seen == [f"GET /nodes/pve1/tasks/{UPID}/log?limit=20000"] * 3
+
+
+def test_a_long_line_of_a_log_is_cut(rig: Rig) -> None:
+    (line,) = log_of(rig, answer([{"n": 1, "t": "tar: " + "x" * 100_000}]))()
+    assert len(line) == 500 and line.startswith("tar: x")
+
+
+def test_a_full_page_of_a_log_hides_more(rig: Rig) -> None:
+    rows = [{"n": n, "t": "x"} for n in range(1, 20_001)]
+    log = log_of(rig, answer(rows), answer(rows[:-1]))
+    failure(PveAnswerLost, log, "full page", f"{UPID}/log")
+    assert len(log()) == 19_999
+
+
+@pytest.mark.parametrize("why", ["No such file or directory", "Permission denied"])
+def test_a_log_that_is_gone(rig: Rig, why: str) -> None:
+    failure(PveAnswerLost, log_of(rig, answer([{"n": 1, "t": f"unable to open file - {why}"}])), "the log is gone", why)
+
+
+def test_words_of_a_gone_log_in_one_that_is_there(rig: Rig) -> None:
+    rows = [{"n": 1, "t": "unable to open file - x"}, {"n": 2, "t": "no content"}]
+    assert log_of(rig, answer(rows))() == ("unable to open file - x", "no content")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *([], {}, None, "TASK OK", [1], [{}], [{"n": 1}], [{"t": "x"}], [{"n": 1, "t": None}], [{"n": 1, "t": True}]),
+        *([{"n": 1, "t": ["x"]}], [{"n": "x", "t": "x"}], [{"n": True, "t": "x"}], [{"n": 0, "t": "x"}], [{"n": 2, "t": "x"}]),
+        [{"n": 1, "t": "x"}, {"n": 1, "t": "y"}],
+        [{"n": 1, "t": "x"}, {"n": 3, "t": "y"}],
+    ],
+)
+def test_a_log_that_cannot_be_believed(rig: Rig, data: Any) -> None:
+    failure(PveAnswerLost, log_of(rig, answer(data)), "GET /nodes/pve1/tasks/UPID:")
+
+
+def test_a_log_that_may_not_be_read(rig: Rig) -> None:
+    said = ("403 Permission check failed (/nodes/pve1, Sys.Audit)", "400 Parameter verification failed.")
+    log = log_of(rig, *(answer(None, status) for status in said))
+    assert failure(PveRefused, log, "Sys.Audit").status == 403
+    assert failure(PveRefused, log, "400").status == 400
+
+
 @pytest.mark.parametrize("data", ["OK", "UPID:x", 1, {"upid": UPID}, "UPID:" + "x" * 5000])
 def test_a_start_without_a_task(rig: Rig, data: Any) -> None:
     rig.server.actions = [answer(data)]

@@ -71,6 +71,7 @@ WRONG = {
     "unknown key of the host": (HEAD + '[host]\nphse = "up"', None, 'unknown key "phse" in host; did you mean phase?'),
     "a phase that is none": (HEAD + '[host]\n\nphase = "down"', None, 'phase: must be one of "up", "booting", "stopping"'),
     "no name of a node": (HEAD + '[host]\nnode = "pve 1"', None, "node: must be a node name"),
+    "a long name of a node": (HEAD + f'[host]\nnode = "{"x" * 64}"', None, "node: must be a node name: letters, digits and -, 63 at most"),
     "no version": (HEAD + "[host]\nversion = 9.1", None, 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1"'),
     "version 7": (HEAD + '[host]\nversion = "7.4"', None, 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1"'),
     "quorate in words": (HEAD + '[host]\nquorate = "yes"', None, "quorate: must be true or false"),
@@ -113,6 +114,11 @@ WRONG = {
         None,
         "config.pve.token_id: must be USER@REALM!TOKEN, with a realm",
     ),
+    "a long token": (
+        HEAD + f'[config.pve]\ntimeout = "9s"\ntoken_id = "{"x" * 100}@pve!agent"',
+        None,
+        "config.pve.token_id: is longer than 100 characters",
+    ),
     "a section of the host's": (
         HEAD + '[config.watchdog]\n[config.host] # HERE\nroot = "/tmp"',
         None,
@@ -151,6 +157,14 @@ WRONG = {
     "a state of HA": (GUEST + 'ha = "start"', None, 'ha: there is no "start"; did you mean started?'),
     "a pool with quotes in quotes": (GUEST + "pool = \"'guestward'\"", None, "pool: has quotes in its quotes: 'guestward'"),
     "a name that is a number": (GUEST + "name = 7", None, "name: must be printable text, in quotes"),
+    "a blank name": (GUEST + 'name = " "', None, "name: must not be blank"),
+    "a pool that PVE could not have": (
+        GUEST + 'pool = "päöl"',
+        None,
+        'pool: "päöl" is no name of a pool: letters, digits, . - and _, a letter first',
+    ),
+    "a pool of two words": (GUEST + 'pool = "a b"', None, 'pool: "a b" is no name of a pool'),
+    "a storage that no verb could name": (GUEST + 'storage = "näs"', None, "storage: must be the name of a storage, or a list of names"),
     "startup in words": (GUEST + 'startup = "first"', None, 'startup: must be as PVE has it, like "order=1,up=5"'),
     "a state of a snapshot": (
         GUEST + 'snapshots = [{name = "a", state = "prepared"}]',
@@ -170,9 +184,9 @@ WRONG = {
     "a start that is none": (
         GUEST + 'start = ["ok",\n"ok: later"] # HERE',
         None,
-        "start: 'ok: later' is none of ok, ok: stays stopped, hang",
+        'start: "ok: later" is none of ok, ok: stays stopped, hang',
     ),
-    "a start after a long text": (GUEST + 'start = ["""ok""", \'\'\'hang\'\'\',\n\n"flap"\n]', 7, "start: 'flap' is none of"),
+    "a start after a long text": (GUEST + 'start = ["""ok""", \'\'\'hang\'\'\',\n\n"flap"\n]', 7, 'start: "flap" is none of'),
     "start_takes": (GUEST + "start_takes = 3", None, "start_takes: a duration is a number with a unit"),
     # [[at]]
     "at in single brackets": (HEAD + '[at]\nt = "1s"', 3, "at must be written as [[at]]"),
@@ -528,6 +542,32 @@ def test_a_guest_that_is_gone_when_something_is_to_happen_to_it(tmp_path: Path) 
     with pytest.raises(ScenarioError) as caught:
         scenario.simulation().run(100)
     assert (caught.value.line, caught.value.reason) == (10, '"start 101", 70 s: there is no guest 101 any more')
+
+
+@pytest.mark.parametrize(
+    ("do", "times", "reason"),
+    [
+        ("clock wall -366d", 61, "PVE's clock goes from 1970 to 2104"),
+        ("clock wall +366d", 74, "PVE's clock goes from 1970 to 2104"),
+        ("clock suspend 366d", 15, "no host sleeps for so many years"),
+    ],
+)
+def test_a_clock_that_leaves_what_a_upid_can_say(tmp_path: Path, do: str, times: int, reason: str) -> None:
+    scenario = read(tmp_path, GUEST + f'[[at]]\nt = "1s"\ndo = "{do}"\n' * times)
+    with pytest.raises(ScenarioError) as caught:
+        scenario.simulation().run(10)
+    assert (caught.value.line, caught.value.reason) == (4 + 3 * times, f'"{do}", 1 s: {reason}')
+
+
+def test_the_longest_words_make_a_upid(tmp_path: Path) -> None:
+    name = "x" * 90
+    text = HEAD + f'[host]\nnode = "{"n" * 63}"\n[config.pve]\ntoken_id = "{name}@pve!agent"\n'
+    text += '[[guest]]\nvmid = 999999999\nonboot = true\npool = "guestward"\nstatus = "stopped"\n'
+    text += f'[[at]]\nt = "5m"\ndo = "stop 999999999 by {name}@pve!agent"\n[[at]]\nt = "6m"\ndo = "task begin {"t" * 40} 999999999"'
+    sim = read(tmp_path, text).simulation()
+    sim.run(600)
+    sim.finish()
+    assert (sim.starts(), sim.violation) == ([30, 330], None)
 
 
 def test_one_scenario_makes_many_simulations_that_are_alike(tmp_path: Path) -> None:

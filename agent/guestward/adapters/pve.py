@@ -37,7 +37,8 @@ D = TypeVar("D")
 CONNECT_TIMEOUT = 5.0
 MAX_BODY = 32 * 1024 * 1024
 KEPT_FOR = 4.0  # pveproxy closes a connection that is idle for 5 s (pve-facts I)
-ACTIVE_PAGE, ARCHIVE_PAGE = 1000, 500
+ACTIVE_PAGE, ARCHIVE_PAGE, LOG_PAGE = 1000, 500, 20_000
+MAX_LINE = 500  # characters of a log's line
 LOGIN_FAILURES, LOGIN_PAUSE = 3, 300.0
 _VMIDS = range(100, 1_000_000_000)
 
@@ -389,6 +390,20 @@ class ProxmoxPve:
             raise
         return task_status(row.get("status", _text), row.find("exitstatus", lambda value: value, None))
 
+    def task_log(self, upid: Upid, *, deadline: float) -> tuple[str, ...]:
+        """See `Pve.task_log`. PVE answers an empty or a missing log with one line that says so (pve-common Tools.pm `dump_logfile`)."""
+        rows = self._rows(deadline, "nodes", self.node, "tasks", upid.text, "log", limit=LOG_PAGE)
+        route = f"GET /nodes/{self.node}/tasks/{upid}/log"
+        if len(rows) >= LOG_PAGE:
+            raise PveAnswerLost(f"{route}: a full page of {LOG_PAGE} lines; there may be more that are not shown")
+        lines = {row.get("n", _whole): row.get("t", _line) for row in rows}
+        if not rows or sorted(lines) != [*range(1, len(rows) + 1)]:
+            raise PveAnswerLost(f"{route}: the lines are not numbered from 1 on, each once")
+        found = tuple(lines[n] for n in range(1, len(rows) + 1))
+        if len(found) == 1 and found[0].startswith("unable to open file - "):
+            raise PveAnswerLost(f"{route}: the log is gone: {bounded(found[0])}")
+        return () if found == ("no content",) else found
+
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """See `Pve.start`. A type `hastart` in the UPID says that it was handed to HA (pve-facts D1)."""
         route, data = self._call("POST", deadline, (*self._guest(guest), "status", "start"))
@@ -556,6 +571,14 @@ def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError("text")
     return bounded(str(value), 200)
+
+
+def _line(value: object) -> str:
+    """A line of a log as it stands there, blanks and all: which words begin it matters."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError("text")
+    text = str(value)[:MAX_LINE]
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def _running(value: object) -> bool:

@@ -85,7 +85,7 @@ def next_words(seen: View, lock: LockDecision) -> str:
 def proof_of(seen: View, lock: LockDecision) -> Iterator[str | Table]:
     """Everything that must be so before recovery clears a lock, and what is missing from it."""
     about = f"lock {lock.kind}" if lock.kind else f"no lock, but the snapshot {SNAPSHOT}"
-    yield f"{lock.id} {lock.name}: {about}, seen for {span(seen.since(lock.since))}"
+    yield f"{lock.id} {lock.name}: {about}, there for at least {span(seen.since(lock.since))}"
     yield Table([("", "WHAT MUST BE SO", "IS IT?", "WHAT WAS SEEN"), *_check_lines(lock)])
     yield Table([("verdict", f"{lock.verdict}: {VERDICT_MEANING[lock.verdict]}"), ("next", next_words(seen, lock))])
 
@@ -106,7 +106,7 @@ def _answer(check: LockCheck) -> str:
 
 
 def lock_data(seen: View, lock: LockDecision) -> dict[str, Any]:
-    """One lock for programs. seen_for_s: since it was first seen; it may be older."""
+    """One lock for programs. age_s: since it is there at least; it may be older."""
     return {
         "id": str(lock.id),
         "kind": str(lock.id.kind),
@@ -114,7 +114,7 @@ def lock_data(seen: View, lock: LockDecision) -> dict[str, Any]:
         "name": lock.name,
         "lock": lock.kind or None,
         "snapshot_only": not lock.kind,
-        "seen_for_s": round(seen.since(lock.since), 1),
+        "age_s": round(seen.since(lock.since), 1),
         "owner": owner(lock),
         "verdict": str(lock.verdict),
         "evidence": lock.evidence,

@@ -617,7 +617,12 @@ class StandIn(FakePve):  # type: ignore[misc]
         return row | ({"status": "running"} if task.running else {"status": "stopped", "exitstatus": task.exitstatus})
 
     async def get_task_log(self, call: Call) -> Listing:
-        """Its log."""
+        """Its log. One that is not there is no error (pve-common Tools.pm:dump_logfile)."""
+        known = self.world.tasks.get(call.values["upid"])
+        if known is None and UPID.fullmatch(call.values["upid"]):
+            if call.values["upid"].split(":")[7] != call.user:
+                self._require(call, f"/nodes/{self.world.node}", "Sys.Audit")
+            return Listing([{"n": 1, "t": "unable to open file - No such file or directory"}], 1)
         task = self._own_or(call, self._task(call), "Sys.Audit")
         lines = [{"n": n, "t": text} for n, text in enumerate(task.log or ["no content"], 1)]
         start = int(call.values.get("start", 0))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from guestward.sim.backuplog import BackupLog, Saved
+
 from ._state import Config, Guest, Task
 
 if TYPE_CHECKING:
@@ -25,11 +27,18 @@ class Job:
     task: Task
     mode: str
     waiting: list[int]
+    command: str
+    log: BackupLog
     current: int | None = None
     was_running: bool = False
     holding: bool = False
     failed: bool = False
     archive: list[int] = field(default_factory=list)
+
+    def online_again(self) -> None:
+        """A guest that it stopped runs again."""
+        self.log.up_at = time.time()
+        self.log.online_again()
 
 
 class Backups:
@@ -50,8 +59,12 @@ class Backups:
         world = self._world
         # The id is empty as soon as a job has more than one guest (facts C1).
         task = world.start_task("vzdump", str(vmids[0]) if len(vmids) == 1 else "", by, by_api="!" in by)
-        self.jobs.append(Job(task, mode, list(vmids)))
+        command = f"vzdump {' '.join(str(vmid) for vmid in vmids)} --mode {mode} --node {world.node} --storage local"
+        job = Job(task, mode, list(vmids), command, BackupLog(task.log))
+        self.jobs.append(job)
         await self._turn()
+        if not job.holding:
+            job.log.waits()
         return task.upid
 
     async def end(self, vmid: int | None, restart_window: float) -> None:
@@ -84,13 +97,25 @@ class Backups:
             return
         guest = self._world.guests.get(job.current or 0)
         if guest is not None:
-            _clear(guest)
-            if job.mode == "stop" and job.was_running and not guest.running:
-                self._world.go_up(guest)
+            self._undo(job, guest)
+        elif not job.holding:
+            job.log.waits_in_vain()
         self._archives_gone(job)
         self._drop(job)
         self._world.end_task(task, "job errors")
         await self._turn()
+
+    def _undo(self, job: Job, guest: Guest) -> None:
+        failure = job.log.interruption
+        if "vzdump" in guest.snapshots:
+            job.log.cleans_up()
+        _clear(guest)
+        if job.mode == "stop" and job.was_running and not guest.running:
+            job.log.starts_again()
+            self._world.go_up(guest)
+            job.online_again()
+        job.log.failed(guest.vmid, failure, time.time())
+        job.log.ends(well=False)
 
     def power_cut(self) -> None:
         """The host died: nothing runs any more, the guests' files stay, /run starts empty."""
@@ -126,6 +151,7 @@ class Backups:
     async def _run(self, job: Job) -> None:
         job.holding = True
         self._world.vzdump_pid = job.task.upid
+        job.log.begins(job.command)
         await self._next_guest(job)
         if job.current is None:
             await self._finish(job)
@@ -133,6 +159,7 @@ class Backups:
     async def _finish(self, job: Job) -> None:
         if not job.failed:
             self._world.vzdump_pid = None  # removed only after success (facts C1)
+        job.log.ends(well=not job.failed)
         self._drop(job)
         self._world.end_task(job.task, "job errors" if job.failed else "OK")
         await self._turn()
@@ -162,10 +189,13 @@ class Backups:
     async def _next_guest(self, job: Job) -> None:
         job.current = None
         while job.waiting and job.current is None:
-            guest = self._world.guests.get(job.waiting.pop(0))
+            vmid = job.waiting.pop(0)
+            guest, now = self._world.guests.get(vmid), time.time()
+            if guest is not None:
+                job.log.comes_to(_as_saved(guest), now, now)
             if guest is None or guest.lock is not None:
                 job.failed = True
-                job.task.log.append(f"ERROR: Backup of VM {guest.vmid} failed - {guest.label} is locked ({guest.lock})" if guest else "")
+                job.log.failed(vmid, f"{guest.label} is locked ({guest.lock})" if guest else f"unable to find VM '{vmid}'", now)
                 continue
             job.current = guest.vmid
             await self._begin_guest(job, guest)
@@ -174,11 +204,15 @@ class Backups:
     async def _begin_guest(self, job: Job, guest: Guest) -> None:
         job.was_running = guest.running
         guest.lock = "backup"
+        job.log.locked(job.mode, time.time())
         self._world.changed()
         if job.mode == "snapshot" and guest.running and guest.kind == "lxc":
+            job.log.snapshots()
             await self._snapshot(guest)
         elif job.mode == "stop" and guest.running:
             await self._stop(guest)
+            job.log.up_at = time.time() if guest.running else None
+        job.log.archives(starts=guest.kind == "qemu" and (job.mode == "stop" or not job.was_running))
         if guest.kind == "lxc":  # QEMU writes its archive itself
             self._start_archive(job, guest)
 
@@ -212,14 +246,26 @@ class Backups:
         if guest is None:
             return
         if "vzdump" in guest.snapshots and job.mode == "snapshot":
+            job.log.cleans_up()
             await self._delete_snapshot(guest)
         _clear(guest)
         self._world.changed()
-        if job.mode == "stop" and job.was_running and guest.kind == "lxc":  # a VM has been running again for long
-            # Stopped, unlocked, the task still running: vzdump's own start makes no task (timelines 3).
-            await asyncio.sleep(restart_window)
-            if not guest.running:
-                self._world.go_up(guest)
+        if job.mode == "stop" and job.was_running:
+            await self._bring_back(job, guest, restart_window)
+        elif guest.kind == "qemu" and not job.was_running:
+            job.log.stops_again()
+        job.log.finished(time.time(), time.time())
+
+    async def _bring_back(self, job: Job, guest: Guest, window: float) -> None:
+        """Stopped, unlocked, the task still running: vzdump's own start makes no task (timelines 3). A VM has run again for long."""
+        if guest.kind != "lxc":
+            job.log.online_again()
+            return
+        await asyncio.sleep(window)
+        if not guest.running:
+            job.log.starts_again()
+            self._world.go_up(guest)
+        job.online_again()
 
     async def _delete_snapshot(self, guest: Guest) -> None:
         """A moment without any lock, then snapshot-delete (timelines 4)."""
@@ -275,6 +321,10 @@ class Backups:
         for pid in job.archive:
             self.archives.pop(pid, None)
         job.archive.clear()
+
+
+def _as_saved(guest: Guest) -> Saved:
+    return Saved(guest.vmid, guest.kind, guest.name, guest.running, "vzdump" in guest.snapshots)
 
 
 def _clear(guest: Guest) -> None:

@@ -131,7 +131,8 @@ class World:
             return
         task.endtime, task.exitstatus = int(time.time()), status
         warnings = status.startswith("WARNINGS: ")
-        task.log.append(f"TASK {status}" if warnings or status == "OK" else f"TASK ERROR: {status}")
+        if status != "unexpected status":  # a worker that was killed writes no last line
+            task.log.append(f"TASK {status}" if warnings or status == "OK" else f"TASK ERROR: {status}")
         self.changed()
 
     async def interrupt(self, task: Task) -> None:

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field, replace
 from guestward.duties.state import WatchState
 from guestward.model.events import Event
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.helper import EXPECTABLE, SNAPSHOT, TRIED, Answer, HelperCode, Request, Verb
+from guestward.model.helper import SNAPSHOT, TRIED, Answer, HelperCode, Request, Verb
 from guestward.model.locks import LockDecision, LockMemory, LockStep
 from guestward.model.observation import Observation
 from guestward.model.reading import Reading, Unreadable
-from guestward.model.task import Task
+from guestward.model.task import Task, Upid
 from guestward.policy import locks
 from guestward.ports import HelperCall, HelperLost, HelperUnreachable, PveError
 
 READ_BUDGET = 20.0
 CHECKS_A_LOOK = 10  # containers whose snapshots are read at one look
 HELPER_AGAIN = 60.0  # seconds before a helper that cannot be asked is asked again
+UNSEEN = 3  # looks at which what came of a request may be unreadable, before that counts as a failure
 
 
 @dataclass(slots=True)
@@ -29,8 +30,9 @@ class LockRecovery:
 
     owned: guests whose locks are ours to judge. to_check: containers whose snapshots are to be read; checked: with which stamp of their
     file they were; left: those that have a snapshot of vzdump. known: guests seen at the last look, which was at `looked_at`. calls:
-    requests to the helper, under way. freed: somebody was unlocked, so that the watchdog should look. ending: nothing more is begun.
-    deadline: seconds since host boot at which what is read for this look or step is given up.
+    requests to the helper, under way. unseen: what it has answered to whom, and how often it could not be read what came of that.
+    logs: of the vzdumps that may have left a lock. freed: somebody was unlocked, so that the watchdog should look. ending: nothing more
+    is begun. deadline: seconds since host boot at which what is read for this look or step is given up.
     """
 
     state: WatchState
@@ -44,6 +46,8 @@ class LockRecovery:
     checked: dict[GuestId, str] = field(default_factory=dict)
     left: set[GuestId] = field(default_factory=set)
     calls: dict[GuestId, HelperCall] = field(default_factory=dict)
+    unseen: dict[GuestId, tuple[Answer, int]] = field(default_factory=dict)
+    logs: dict[Upid, tuple[str, ...]] = field(default_factory=dict)
     helper_failing: bool = False
     freed: bool = False
     ending: bool = False
@@ -89,6 +93,7 @@ class LockRecovery:
         self.boot_id, self.looked_at, self.known, self.places = self.state.node.boot_id, None, frozenset(), ()
         self.memories, self.checked, self.left = {memory.id: memory for memory in self.state.node.locks}, {}, set()
         self.calls.clear()
+        self.unseen.clear()
 
     def _find(self, seen: Observation) -> None:
         """Whose locks are ours to judge, and whose file has changed since its snapshots were read: PVE's own boot clears a lock and
@@ -120,16 +125,17 @@ class LockRecovery:
                 (self.left.add if SNAPSHOT in found else self.left.discard)(id)
 
     def _resume(self, seen: Observation) -> None:
-        """What the helper was asked before a restart of the agent: how it ended is seen now, unless it is still at work.
-
-        A delete that was not begun is asked for again before the watchdog starts the guest.
+        """What the helper was asked before a restart of the agent, or what came of it could not be read: that is seen now, unless it is
+        still at work. A delete that was not begun is asked for again before the watchdog starts the guest.
         """
         tasks = () if isinstance(seen.tasks, Unreadable) else seen.tasks
         at_work = {task.upid.id for task in tasks if task.running}
         for memory in [m for m in self.memories.values() if m.asked and m.id not in self.calls]:
             if memory.id not in self.owned or str(memory.id.vmid) in at_work or isinstance(seen.tasks, Unreadable):
                 continue
-            if memory.step is LockStep.DELETE_SNAPSHOT and seen.guests[memory.id].lock is None and self._is_whole(memory.id):
+            if memory.id in self.unseen:
+                self._ended(memory, self.unseen[memory.id][0])
+            elif memory.step is LockStep.DELETE_SNAPSHOT and seen.guests[memory.id].lock is None and self._is_whole(memory.id):
                 self._delete_next(locks.looked_at_anew(memory))
             else:
                 self._ended(memory, Answer(HelperCode.UNKNOWN, "the helper's answer was lost when the agent was restarted"))
@@ -158,22 +164,36 @@ class LockRecovery:
                 memory = locks.rearmed(memory)
             fresh[id] = memory
         self.memories = fresh
+        self.unseen = {id: said for id, said in self.unseen.items() if id in fresh}
 
     def _judge(self, seen: Observation) -> None:
         seen = replace(seen, backups=self.state.env.host.backups())
-        suspects = {id for id, guest in seen.guests.items() if guest.lock in EXPECTABLE} | self.memories.keys()
-        written = self.state.env.host.written(suspects)
+        written = self.state.env.host.written(self.memories.keys())
         history: Reading[tuple[Task, ...]] = locks.NOT_READ
+        wanted: set[Upid] = set()
         decisions, offsets = [], self.state.node.offsets
         for memory in list(self.memories.values()):
             snapshots = self._snapshots(memory.id) if locks.needs_snapshots(memory) else locks.NOT_READ
             hold = self.state.lasting.get(memory.id.vmid)
-            case = locks.LockCase(seen, memory, self.state.gate, self.state.rules.lock_confirm, snapshots, history, written, hold, offsets)
+            case = locks.LockCase(
+                seen,
+                memory,
+                self.state.gate,
+                self.state.rules.lock_confirm,
+                snapshots,
+                history,
+                written=written,
+                hold=hold,
+                offsets=offsets,
+            )
             decision = locks.judge(case)
-            if locks.asks_history(decision) and history is locks.NOT_READ:
-                history = self._history()
-                decision = locks.judge(replace(case, history=history))
+            if locks.asks_history(decision):
+                history = self._history() if history is locks.NOT_READ else history
+                suspects = locks.suspects(replace(case, history=history))
+                decision = locks.judge(replace(case, history=history, logs=self._logs(suspects)))
+                wanted.update(suspects)
             decisions.append(self._settle(memory, decision, seen.at))
+        self.logs = {upid: lines for upid, lines in self.logs.items() if upid in wanted}
         self._show(tuple(decisions))
 
     def _history(self) -> Reading[tuple[Task, ...]]:
@@ -182,6 +202,17 @@ class LockRecovery:
             return self.state.env.pve.past_tasks(deadline=self.deadline)
         except PveError as error:
             return Unreadable(str(error))
+
+    def _logs(self, upids: tuple[Upid, ...]) -> Mapping[Upid, Reading[tuple[str, ...]]]:
+        """What these ended tasks have said; that changes no more, and is read once."""
+        found: dict[Upid, Reading[tuple[str, ...]]] = {}
+        for upid in upids:
+            try:
+                found[upid] = self.logs.get(upid) or self.state.env.pve.task_log(upid, deadline=self.deadline)
+            except PveError as error:
+                found[upid] = Unreadable(str(error))
+        self.logs.update({upid: lines for upid, lines in found.items() if not isinstance(lines, Unreadable)})
+        return found
 
     def _settle(self, memory: LockMemory, decision: LockDecision, at: float) -> LockDecision:
         settled = locks.settle(memory, decision, at, self.state.rules)
@@ -267,16 +298,20 @@ class LockRecovery:
     def _unlock_ended(self, memory: LockMemory, answer: Answer) -> None:
         """Only what is seen now counts: an answer may be lost, and one that says `ok` is no proof."""
         lock = self._lock_now(memory.id)
+        if isinstance(lock, Unreadable) and self._seen_later(memory, answer):
+            return
         if lock is None:
             text = f"is unlocked: {locks.without_id(memory, answer)}"
             self.state.env.tell((locks.notice(Event.UNLOCKED, memory, text, lock=memory.kind, reason=answer.message),))
             self.freed = True
+            self.unseen.pop(memory.id, None)
             self._delete_next(locks.unlocked(memory))
         elif answer.ok and not isinstance(lock, Unreadable) and lock != memory.kind:
+            self.unseen.pop(memory.id, None)
             self.memories[memory.id] = locks.looked_at_anew(memory)
         elif answer.ok or isinstance(lock, Unreadable):
             seen = lock.reason if isinstance(lock, Unreadable) else f"it has the lock `{lock}`"
-            self._failed(memory, f"{seen}; {answer.message}")
+            self._failed(memory, f"{seen}; {answer.message}", known=not isinstance(lock, Unreadable))
         else:
             self._failed(memory, answer.message)
 
@@ -293,21 +328,37 @@ class LockRecovery:
             self._ask(memory, LockStep.DELETE_SNAPSHOT)
 
     def _delete_ended(self, memory: LockMemory, answer: Answer) -> None:
-        found = self._snapshots(memory.id)
+        found, lock = self._snapshots(memory.id), self._lock_now(memory.id)
+        if (isinstance(found, Unreadable) or isinstance(lock, Unreadable)) and self._seen_later(memory, answer):
+            return
         if not isinstance(found, Unreadable) and SNAPSHOT not in found:
             text = f"has no snapshot `{SNAPSHOT}` any more: {locks.without_id(memory, answer)}"
             self.state.env.tell((locks.notice(Event.SNAPSHOT_DELETED, replace(memory, kind=""), text, reason=answer.message),))
             self.freed = True
+            self.unseen.pop(memory.id, None)
             self.left.discard(memory.id)
             del self.memories[memory.id]
         else:
-            self._failed(memory, answer.message)
-            self._free_of_our_lock(self.memories[memory.id], found)
+            reason = f"{found.reason}; {answer.message}" if isinstance(found, Unreadable) else answer.message
+            self._failed(memory, reason, known=not isinstance(found, Unreadable))
+            self.freed = self.freed or lock is None
+            self._free_of_our_lock(self.memories[memory.id], found, lock)
 
-    def _free_of_our_lock(self, memory: LockMemory, found: Reading[Mapping[str, str]]) -> None:
-        """Power comes before tidiness: what our own delete has locked is unlocked at once, and the delete waits for hours (C39)."""
-        if self._lock_now(memory.id) == "snapshot-delete" and not isinstance(found, Unreadable) and found.get(SNAPSHOT) == "delete":
+    def _free_of_our_lock(self, memory: LockMemory, found: Reading[Mapping[str, str]], lock: Reading[str | None]) -> None:
+        """Power comes before tidiness: what our own delete has locked is unlocked at once, and the delete waits for hours (C39).
+
+        The helper does so itself, in the same request, unless it is killed or cannot.
+        """
+        if lock == "snapshot-delete" and not isinstance(found, Unreadable) and found.get(SNAPSHOT) == "delete":
             self._ask(locks.left_by_our_delete(memory, self.state.env.clock.boottime()), LockStep.UNLOCK)
+
+    def _seen_later(self, memory: LockMemory, answer: Answer) -> bool:
+        """Whether to look again at the next looks, since what came of it cannot be read now: until then nobody says that it failed."""
+        often = self.unseen.get(memory.id, (answer, 0))[1] + 1
+        if often >= UNSEEN:
+            return False
+        self.unseen[memory.id], self.memories[memory.id] = (answer, often), memory
+        return True
 
     def _lock_now(self, id: GuestId) -> Reading[str | None]:
         try:
@@ -315,13 +366,16 @@ class LockRecovery:
         except PveError as error:
             return Unreadable(f"whether it is still locked cannot be read: {error}")
 
-    def _failed(self, memory: LockMemory, reason: str) -> None:
+    def _failed(self, memory: LockMemory, reason: str, *, known: bool = True) -> None:
+        """known: whether it was seen that it has not come about."""
+        self.unseen.pop(memory.id, None)
         unlock = memory.step is LockStep.UNLOCK
         self.memories[memory.id] = after = locks.failed(memory, self.state.env.clock.boottime())
         made, most = (after.unlocks, locks.UNLOCKS) if unlock else (after.deletes, locks.DELETES)
         wait = (after.next_at if unlock else after.delete_at) - self.state.env.clock.boottime()
         what = replace(after, kind=memory.kind if unlock else "")
         again = f"tried again in {wait:.0f} s at the earliest" if made < most else f"given up, {locks.to_do(what)}"
-        text = f"{memory.step} failed ({made} of {most}), {again}: {reason}"
+        what_came = "failed" if known else "may have failed, what came of it is not known"
+        text = f"{memory.step} {what_came} ({made} of {most}), {again}: {reason}"
         told = locks.notice(Event.LOCK_STEP_FAILED, memory, text, step=str(memory.step), reason=reason, attempt=made, of=most)
         self.state.env.tell((told,))

@@ -122,6 +122,9 @@ def _end(process: subprocess.Popen[bytes], grace: float) -> None:
                 os.kill(pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_REAP)
+    deadline = time.monotonic() + _REAP
+    while any(_stat(pid)[1] == began for pid, began in family.items()) and time.monotonic() < deadline:
+        time.sleep(_LOOK)
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -141,10 +144,10 @@ def _descendants(root: int) -> dict[int, str]:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """Parent and start time (proc(5), fields 4 and 22), empty for a process that is gone."""
+    """Parent and start time (proc(5), fields 4 and 22), empty for a process that is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return "", ""
-    return (fields[1], fields[19]) if len(fields) > 19 else ("", "")
+    return (fields[1], fields[19]) if len(fields) > 19 and fields[0] != "Z" else ("", "")

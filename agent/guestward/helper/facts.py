@@ -21,6 +21,7 @@ from guestward.model.task import Upid, bounded
 
 BOOT_GRACE = 900.0
 FLOCK = "run/vzdump.lock"
+HOLD_FILE = "etc/guestward/hold"
 _FOLDER = {GuestKind.LXC: "lxc", GuestKind.QEMU: "qemu-server"}
 _OTHER = {GuestKind.LXC: GuestKind.QEMU, GuestKind.QEMU: GuestKind.LXC}
 _ASK = 5.0  # seconds that systemctl gets
@@ -39,11 +40,12 @@ class Host:
     # --- the state of the host ---
 
     def check_ready(self) -> None:
-        """Boot is over, the host is not stopping, pmxcfs is mounted and the cluster has quorum, in this order."""
+        """Boot is over, the host is not stopping, pmxcfs is mounted, the cluster has quorum and nobody holds the node, in this order."""
         if self._show(("SystemState",))["SystemState"] == "stopping":
             raise Refused(HelperCode.STOPPING, "systemd is stopping the host; PVE stops the guests itself")
         self._check_boot()
         self._check_quorum()
+        self._check_not_held()
 
     def _check_boot(self) -> None:
         """As pve-facts H: a oneshot unit that stays active (exited). `startall` waits for quorum without end, so `activating` may last."""
@@ -79,6 +81,16 @@ class Host:
             raise _unreadable("etc/pve/local", error.strerror) from None
         if not mode & stat.S_IWUSR:
             raise Refused(HelperCode.NO_QUORUM, "the cluster has no quorum: /etc/pve is read-only and PVE refuses every change")
+
+    def _check_not_held(self) -> None:
+        """The file that a UPS or a person touches. Whatever it is, it counts, a dangling link too, as for the agent."""
+        try:
+            os.lstat(self._at(HOLD_FILE))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(HOLD_FILE, error.strerror) from None
+        raise Refused(HelperCode.HELD, f"the file /{HOLD_FILE} is there: nothing is done before somebody removes it")
 
     def _show(self, names: tuple[str, ...], *units: str) -> dict[str, str]:
         """`systemctl show`; not `is-system-running`, whose exit code is a failure for most states."""

@@ -39,12 +39,13 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The guests that may be touched. The same keys, bounds and defaults as in the agent's configuration."""
+    """What root says may be touched. The same keys, bounds and defaults as in the agent's configuration."""
 
     pools: tuple[str, ...] = ("guestward",)
     exclude: frozenset[int] = frozenset()
     first: int = 990_000
     last: int = 990_009
+    report_only: bool = False
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -64,7 +65,7 @@ def check_peer(peer: Peer, user: str) -> None:
 
 
 def read_scope(file: str) -> Scope:
-    """Read [scope] and [scratch] of the agent's configuration, if only root can have written it. Raises Refused."""
+    """Read [scope], [scratch] and [locks] of the agent's configuration, if only root can have written it. Raises Refused."""
     try:
         return _scope(tomllib.loads(_root_owned(file).decode("utf-8")))
     except OSError as error:
@@ -103,7 +104,10 @@ def _scope(values: dict[str, Any]) -> Scope:
     first, last = _vmid(scratch.get("first", default.first), "scratch.first"), _vmid(scratch.get("last", default.last), "scratch.last")
     if not 0 <= last - first <= 99:
         raise ValueError("scratch.last must be from scratch.first to 99 more")
-    return Scope(tuple(pools), frozenset(_vmid(vmid, "scope.exclude") for vmid in exclude), first, last)
+    recover = _section(values, "locks").get("recover", "prove")
+    if recover not in ("prove", "report"):
+        raise ValueError('locks.recover must be "prove" or "report"')
+    return Scope(tuple(pools), frozenset(_vmid(vmid, "scope.exclude") for vmid in exclude), first, last, recover == "report")
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the helper does: one function a verb. Each checks everything itself, acts once through PVE's own program, and looks again.
+"""What the helper does: one function a verb. Each checks everything itself, acts through PVE's own programs, and looks again.
 
 Sources: pve-container 94f5585, qemu-server e6352be6, pve-guest-common, pve-manager 14a22df3, pve-common f665029.
 """
@@ -16,9 +16,11 @@ from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, 
 from guestward.model.pvefiles import GuestFile
 
 HOLD = 8.0
-"""Longest time in which no backup can begin: PVE's startall and vzdump wait 10 s for the flock (Nodes.pm, pve-facts B4)."""
+"""Longest time for an unlock, and in which no backup can begin: startall and vzdump wait 10 s for the flock (Nodes.pm, pve-facts B4)."""
 LONGEST = 600.0
 """Longest time for the deletion of a snapshot."""
+_OURS = "snapshot-delete"  # the lock that `pct delsnapshot` sets first, and leaves when it fails
+_NEVER_LOCKED = ("CT is locked (", "Failed to obtain guest migration lock")  # what it dies with when somebody else was first
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL, as PVE's own (RESTEnvironment.pm:kill_process_group)
 
 
@@ -49,8 +51,7 @@ def unlock(desk: Desk, request: Request) -> Answer:
     expect = request.expect or ""
     if id.kind is GuestKind.QEMU and expect in STATE_OF_LOCK:
         raise Refused(HelperCode.LOCK_KIND, f"{id}: vzdump sets no lock `{expect}` on a VM; its snapshots are its owner's")
-    desk.host.check_ready()
-    _check_ours(desk, id)
+    _check_allowed(desk, id)
     desk.host.guest(id)
     with desk.host.no_backup_begins(desk.hold) as held:
         desk.host.check_no_backup(id.vmid)
@@ -69,11 +70,10 @@ def delete_snapshot(desk: Desk, request: Request) -> Answer:
 
     It works for minutes, and the flock is not held meanwhile: a backup that begins fails at the lock `snapshot-delete`, which PVE sets
     first (AbstractConfig.pm:snapshot_delete) and leaves when it fails. vzdump itself holds neither lock while it waits up to 600 s for
-    a replication with the section there (pve-facts C5): so no vzdump at all may live.
+    a replication with the section there (pve-facts C5): so no vzdump at all may live. The lock of a failed deletion goes at once.
     """
     id = GuestId(GuestKind.LXC, request.vmid or 0)
-    desk.host.check_ready()
-    _check_ours(desk, id)
+    _check_allowed(desk, id)
     before = _snapshot(desk.host, id)
     desk.host.check_flock_is_free()
     desk.host.check_no_backup(id.vmid, of_any_guest=True)
@@ -83,15 +83,18 @@ def delete_snapshot(desk: Desk, request: Request) -> Answer:
     if _snapshot(desk.host, id) != before:
         raise Refused(HelperCode.SNAPSHOT_CHANGED, f"{id}: the snapshot {SNAPSHOT} changed a moment ago: somebody is at work on it")
     done = desk.programs.run("pct", "delsnapshot", str(id.vmid), SNAPSHOT, limit=desk.longest, grace=_GRACE)
-    return _deleted(desk.host, id, done)
+    return _deleted(desk, id, done)
 
 
 VERBS: Mapping[Verb, Callable[[Desk, Request], Answer]] = {Verb.UNLOCK: unlock, Verb.DELETE_SNAPSHOT: delete_snapshot}
 
 
-def _check_ours(desk: Desk, id: GuestId) -> None:
-    """Not in the scratch band, not excluded, and a member of one of our pools."""
+def _check_allowed(desk: Desk, id: GuestId) -> None:
+    """Root lets us, the host is ready, and the guest is not in the scratch band, not excluded, and a member of one of our pools."""
     scope = desk.scope
+    if scope.report_only:
+        raise Refused(HelperCode.REPORT_ONLY, "[locks] recover is `report`: locks are told, and neither they nor snapshots are touched")
+    desk.host.check_ready()
     if scope.first <= id.vmid <= scope.last:
         raise Refused(HelperCode.SCRATCH_BAND, f"{id} is in the scratch band {scope.first}-{scope.last}")
     if id.vmid in scope.exclude:
@@ -109,6 +112,9 @@ def _check_lock(id: GuestId, file: GuestFile, expect: str) -> None:
     if expect in STATE_OF_LOCK and state != STATE_OF_LOCK[expect]:
         what = f"in the state {state}" if state else "in no such state" if SNAPSHOT in file.snapshots else "not there"
         raise Refused(HelperCode.LOCK_KIND, f"{id}: the lock {expect} is not vzdump's: its snapshot {SNAPSHOT} is {what}")
+    others = [f"{name} ({keys['snapstate']})" for name, keys in file.snapshots.items() if name != SNAPSHOT and "snapstate" in keys]
+    if expect in STATE_OF_LOCK and others:
+        raise Refused(HelperCode.LOCK_KIND, f"{id}: the lock {expect} may be that of another snapshot: {', '.join(others)}")
 
 
 def _clear(desk: Desk, id: GuestId, file: GuestFile, limit: float) -> Ended:
@@ -144,14 +150,43 @@ def _snapshot(host: Host, id: GuestId) -> Mapping[str, str]:
     return file.snapshots[SNAPSHOT]
 
 
-def _deleted(host: Host, id: GuestId, done: Ended) -> Answer:
-    after = _look_again(host, id, done)
+def _deleted(desk: Desk, id: GuestId, done: Ended) -> Answer:
+    """A deletion that failed keeps no guest down: the lock that it left goes in the same request, if it provably is its own."""
+    after, last, why = _look_again(desk.host, id, done), done, ""
+    if isinstance(after, GuestFile) and SNAPSHOT in after.snapshots and after.lock == _OURS:
+        try:
+            _check_left_by_us(desk.host, id, after, done)
+            last = desk.programs.run("pct", "unlock", str(id.vmid), limit=desk.hold)
+            why = _said(last, "`pct unlock`")
+        except Refused as refused:
+            why = f": {refused.answer.message.removeprefix(f'{id}: ')}"
+        after = _look_again(desk.host, id, last)
     if isinstance(after, Answer):
         return after
-    lock = f"; now it has the lock {after.lock} and cannot start" if after.lock else ""
+    if after.lock is not None:
+        lock = f"; the lock {after.lock} is there now, and keeps the guest down{why}"
+    else:
+        lock = f"; its lock {_OURS} was cleared, so that the guest can start" if last is not done else ""
     if SNAPSHOT not in after.snapshots:
         return Answer(HelperCode.OK, f"{id}: snapshot {SNAPSHOT} deleted{lock}{_said(done) if done.code != 0 else ''}")
     return Answer(_code(done), f"{id}: the snapshot {SNAPSHOT} is still there{lock}{_said(done)}")
+
+
+def _check_left_by_us(host: Host, id: GuestId, file: GuestFile, done: Ended) -> None:
+    """The lock that was not there when our deletion began is its own, and nobody works under it. Raises Refused.
+
+    While a lock is there nobody sets one: whoever tries dies with `CT is locked` (AbstractConfig.pm:set_lock, with check_lock before
+    the write, both under the flock of the configuration). So vzdump's flock is not needed: no backup, of this guest or another, can
+    put its lock over ours. One that began before ours was set has made our deletion die with just that; and who deletes this snapshot
+    now is a task of this guest, or holds its migration flock, as vzdump does (VZDump/LXC.pm:cleanup).
+    """
+    _check_lock(id, file, _OURS)
+    if done.last_line.startswith(_NEVER_LOCKED):
+        raise Refused(HelperCode.LOCKED, f"{id}: somebody else set it first")
+    host.check_no_task(id.vmid)
+    host.check_no_replication(id.vmid)
+    if host.guest(id) != file:
+        raise Refused(HelperCode.LOCK_CHANGED, f"{id}: the configuration changed a moment ago: somebody is at work on it")
 
 
 def _look_again(host: Host, id: GuestId, done: Ended) -> GuestFile | Answer:
@@ -169,11 +204,11 @@ def _code(done: Ended) -> HelperCode:
     return HelperCode.FAILED if done.code is not None else HelperCode.TIMEOUT
 
 
-def _said(done: Ended) -> str:
+def _said(done: Ended, program: str = "PVE's program") -> str:
     """What PVE's program said, for the end of a sentence."""
     if done.code is None:
-        return "; PVE's program did not end in time and was killed"
-    return f"; PVE's program ended with {done.code}: {done.last_line}"
+        return f"; {program} did not end in time and was killed"
+    return f"; {program} ended with {done.code}: {done.last_line}"
 
 
 def _named(lock: str | None) -> str:

@@ -30,7 +30,9 @@ class HelperCode(StrEnum):
     BAD_REQUEST = "bad_request"
     FORBIDDEN = "forbidden"
     CONFIG = "config"
+    REPORT_ONLY = "report_only"
     UNREADABLE = "unreadable"
+    HELD = "held"
     BOOTING = "booting"
     STOPPING = "stopping"
     NO_PMXCFS = "no_pmxcfs"
@@ -61,8 +63,10 @@ HELPER_CODE_MEANING: dict[HelperCode, str] = {
     HelperCode.UNKNOWN: "it was tried, and nobody can say what came of it",
     HelperCode.BAD_REQUEST: "not one line with one request of the known form",
     HelperCode.FORBIDDEN: "the caller is neither root nor the service user",
-    HelperCode.CONFIG: "the configuration is missing, not root's alone, or has something in [scope] or [scratch] that cannot be",
+    HelperCode.CONFIG: "the configuration is missing, not root's alone, or has something in [scope], [scratch] or [locks] that cannot be",
+    HelperCode.REPORT_ONLY: "`[locks] recover` is `report`",
     HelperCode.UNREADABLE: "something that has to be known first could not be read",
+    HelperCode.HELD: "the file /etc/guestward/hold is there",
     HelperCode.BOOTING: "PVE has not finished starting guests; its startall clears backup locks itself and needs the same flock",
     HelperCode.STOPPING: "the host or pve-guests.service is stopping",
     HelperCode.NO_PMXCFS: "/etc/pve is not mounted",
@@ -77,7 +81,7 @@ HELPER_CODE_MEANING: dict[HelperCode, str] = {
     HelperCode.TASK_RUNNING: "a task, a replication or a migration of this guest is running",
     HelperCode.LOCKED: "the guest has a lock; PVE deletes no snapshot of a locked guest",
     HelperCode.LOCK_CHANGED: "the guest has another lock than the expected one, or none",
-    HelperCode.LOCK_KIND: "a lock of that kind is not vzdump's here",
+    HelperCode.LOCK_KIND: "a lock of that kind is not vzdump's here, or may be that of another snapshot",
     HelperCode.NO_SNAPSHOT: "the container has no snapshot named exactly `vzdump`",
     HelperCode.SNAPSHOT_CHANGED: "the snapshot changed while it was looked at",
     HelperCode.TOO_SLOW: "the checks took so long that PVE would have had to wait for the flock",

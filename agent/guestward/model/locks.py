@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from guestward.model.guest import GuestId
+from guestward.model.helper import HelperCode
 
 
 class LockVerdict(StrEnum):
@@ -48,7 +49,8 @@ class LockMemory:
     kind: the lock's value, "" where only the snapshot is left. since: when it was first seen. free_at: when the guest was last seen
     without it, None where nobody was looking. stamp: of the configuration file, in which a lock is a line. clear_since: since when every
     look has found nobody who owns it. step: of recovery; asked: the helper was asked to do it. unlocks, deletes: how often that failed.
-    next_at, delete_at: no unlock, and no delete, before. refusals: how often in a row the helper refused, and with which words last.
+    next_at, delete_at: no unlock, and no delete, before. refusals: how often in a row the helper refused, refusal: with which words
+    last, refused_told: with which code when that was told.
     told: that it is stale was told; warned: that it is old was. ours: the lock is what our own delete left (C39).
     """
 
@@ -67,6 +69,7 @@ class LockMemory:
     delete_at: float = 0.0
     refusals: int = 0
     refusal: str = ""
+    refused_told: HelperCode | None = None
     warned: bool = False
     told: bool = False
     ours: bool = False

@@ -17,24 +17,26 @@ from guestward.model.memory import Hold
 from guestward.model.observation import Observation
 from guestward.model.reading import Reading, Unreadable
 from guestward.model.rules import Rules
-from guestward.model.task import Error, Task, Unknown
+from guestward.model.task import Error, Task, Unknown, Upid
 from guestward.policy.backups import backup_of
 from guestward.policy.causes import of_this_boot
+from guestward.policy.vzdumplog import Visit, VisitEnd, visit
 
 NOT_READ = Unreadable("not read")
-UNLOCKS, UNLOCK_WAITS = 3, (60.0, 120.0)
+UNLOCKS, UNLOCK_WAITS = 6, (60.0, 120.0, 600.0, 3600.0, 6 * 3600.0)  # one that changes nothing does no harm, and the guest is down
 REFUSAL_WAIT, LONGEST_REFUSAL_WAIT = 60.0, 3600.0
 DELETES, DELETE_WAITS = 3, (3600.0, 6 * 3600.0)  # a failed delete locks the guest anew (C39), and the next backup tidies up as well
 PASSING = frozenset(
     {
         *(HelperCode.BUSY, HelperCode.BACKUP_RUNNING, HelperCode.TASK_RUNNING, HelperCode.LOCK_CHANGED, HelperCode.LOCKED),
         *(HelperCode.NO_GUEST, HelperCode.WRONG_KIND, HelperCode.NO_SNAPSHOT, HelperCode.SNAPSHOT_CHANGED, HelperCode.TOO_SLOW),
-        *(HelperCode.BOOTING, HelperCode.STOPPING, HelperCode.NO_QUORUM, HelperCode.NO_PMXCFS),
+        *(HelperCode.BOOTING, HelperCode.STOPPING, HelperCode.NO_QUORUM, HelperCode.NO_PMXCFS, HelperCode.HELD),
     }
 )
 """Refusals that say that the world is another one than was seen a moment ago; told only when they come again and again."""
 OFTEN = 3  # refusals of that kind in a row
 EARLY = 1.0  # looks come once a minute, and now and then one comes milliseconds early
+HISTORY_PAGE = 500  # ended tasks that are asked for; PVE keeps about 2000 (pve-facts D6)
 CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
 
 
@@ -42,9 +44,9 @@ CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
 class LockCase:
     """All that is asked about one lock.
 
-    obs: with its backup witnesses. snapshots: of a container, name -> snapstate. history: ended tasks of any boot, newest first.
-    written: when the files of all guests with a lock of vzdump's kinds were last written, in seconds since the epoch; a file of which
-    that cannot be read is not in it. hold: of this guest. offsets: what wall clock less boot clock has been in this boot.
+    obs: with its backup witnesses. snapshots: of a container, name -> snapstate. history: ended vzdumps of any boot, newest first.
+    logs: of those of them that `suspects` names. written: when the files of locked guests were last written, in seconds since the epoch;
+    a file of which that cannot be read is not in it. hold: of this guest. offsets: what wall clock less boot clock has been in this boot.
     """
 
     obs: Observation
@@ -53,6 +55,7 @@ class LockCase:
     confirm: float
     snapshots: Reading[Mapping[str, str]] = NOT_READ
     history: Reading[tuple[Task, ...]] = NOT_READ
+    logs: Mapping[Upid, Reading[tuple[str, ...]]] = field(default_factory=dict)
     written: Mapping[GuestId, float] = field(default_factory=dict)
     hold: tuple[Hold, float] | None = None
     offsets: tuple[float, ...] = ()
@@ -73,7 +76,15 @@ def judge(case: LockCase) -> LockDecision:
             verdict = LockVerdict.UNKNOWN if check.ok is None else bad
             break
     memory = case.memory
-    return LockDecision(memory.id, memory.name, memory.kind, verdict, checks[-1].evidence, tuple(checks), memory.since)
+    return LockDecision(memory.id, memory.name, memory.kind, verdict, checks[-1].evidence, tuple(checks), _since(case))
+
+
+def _since(case: LockCase) -> float:
+    """Since when it is there at least, in seconds since host boot: where nobody saw it come, since its file was last written."""
+    memory, written = case.memory, case.written.get(case.id)
+    if memory.free_at is not None or written is None:
+        return memory.since
+    return min(memory.since, case.obs.at - (case.obs.wall - written))
 
 
 def needs_snapshots(memory: LockMemory) -> bool:
@@ -82,7 +93,7 @@ def needs_snapshots(memory: LockMemory) -> bool:
 
 
 def asks_history(decision: LockDecision) -> bool:
-    """Whether everything else is as recovery needs it, and only the task history can tell more."""
+    """Whether everything else is as recovery needs it, and only the task history, or a log, can tell more."""
     return decision.verdict is LockVerdict.UNKNOWN and decision.checks[-1].name == "trace"
 
 
@@ -108,9 +119,10 @@ def settle(memory: LockMemory, decision: LockDecision, at: float, rules: Rules) 
         text = f"has a {in_words(memory)} that nobody owns: {_proof(decision)}; {decision.next_step}"
         notices.append(notice(Event.LOCK_STALE, memory, text, lock=memory.kind or SNAPSHOT, evidence=_proof(decision)))
         memory = replace(memory, told=True)
-    if memory.kind and not memory.warned and at - memory.since >= rules.lock_warn_after:
-        text = f"has been locked ({memory.kind}) for {(at - memory.since) / 3600:.0f} h: {decision.verdict} ({decision.evidence})"
-        notices.append(notice(Event.LOCK_OLD, memory, text, lock=memory.kind, age_s=round(at - memory.since), evidence=decision.evidence))
+    age = at - decision.since
+    if memory.kind and not memory.warned and age >= rules.lock_warn_after:
+        text = f"has been locked ({memory.kind}) for {age / 3600:.0f} h: {decision.verdict} ({decision.evidence})"
+        notices.append(notice(Event.LOCK_OLD, memory, text, lock=memory.kind, age_s=round(age), evidence=decision.evidence))
         memory = replace(memory, warned=True)
     return Settled(memory, decision, tuple(notices))
 
@@ -137,13 +149,17 @@ def looked_at_anew(memory: LockMemory) -> LockMemory:
 def refused(memory: LockMemory, answer: Answer, at: float) -> tuple[LockMemory, tuple[Notice, ...]]:
     """The helper has done nothing, and says why: no attempt is used up, the next one waits longer each time, and it is told once.
 
-    At once where nothing but a person changes that; what passes by itself only when it comes again and again.
+    At once where nothing but a person changes that; what passes by itself only when it comes again and again. A lock that came while we
+    asked for a delete is not of that delete.
     """
     step, count = memory.step, memory.refusals + 1
     wait = min(REFUSAL_WAIT * 2 ** min(count - 1, 10), LONGEST_REFUSAL_WAIT)
     words = f"{answer.code}: {without_id(memory, answer)}"
-    memory = replace(put_off(memory, at + wait), refusals=count, refusal=words)
-    if count != (OFTEN if answer.code in PASSING else 1):
+    told = memory.refused_told
+    tell = told != answer.code and (answer.code not in PASSING or (told is None and count >= OFTEN))
+    memory = replace(put_off(memory, at + wait), refusals=count, refusal=words, refused_told=answer.code if tell else told)
+    memory = replace(memory, ours=memory.ours and step is LockStep.UNLOCK)
+    if not tell:
         return memory, ()
     times = f" {count} times in a row" if count > 1 else ""
     text = f"{step} refused by the root helper{times}, nothing was changed, asked again with longer and longer waits: {words}"
@@ -160,13 +176,13 @@ def failed(memory: LockMemory, at: float) -> LockMemory:
     unlock = memory.step is LockStep.UNLOCK
     made = (memory.unlocks if unlock else memory.deletes) + 1
     waits = UNLOCK_WAITS if unlock else DELETE_WAITS
-    memory, again = replace(looked_at_anew(memory), refusals=0, refusal=""), at + waits[min(made, len(waits)) - 1]
+    memory, again = replace(looked_at_anew(memory), refusals=0, refusal="", refused_told=None), at + waits[min(made, len(waits)) - 1]
     return replace(memory, unlocks=made, next_at=again) if unlock else replace(memory, deletes=made, delete_at=again)
 
 
 def unlocked(memory: LockMemory) -> LockMemory:
     """Its lock is gone; what may be left is the snapshot."""
-    return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, refusals=0, refusal="", ours=False)
+    return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, refusals=0, refusal="", refused_told=None, ours=False)
 
 
 def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
@@ -176,7 +192,7 @@ def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
 
 def rearmed(memory: LockMemory) -> LockMemory:
     """`guestward rearm`: all attempts again, at once."""
-    return replace(memory, unlocks=0, deletes=0, next_at=0.0, delete_at=0.0, refusals=0, refusal="")
+    return replace(memory, unlocks=0, deletes=0, next_at=0.0, delete_at=0.0, refusals=0, refusal="", refused_told=None)
 
 
 def not_before(memory: LockMemory) -> float:
@@ -302,15 +318,46 @@ def _trace(case: LockCase) -> LockCheck:
     return _left_by_vzdump(case, case.history)
 
 
+def suspects(case: LockCase) -> tuple[Upid, ...]:
+    """The vzdumps that can have left it; their logs tell whether one did."""
+    return () if isinstance(case.history, Unreadable) else tuple(task.upid for task in _suspects(case, case.history))
+
+
 def _left_by_vzdump(case: LockCase, history: tuple[Task, ...]) -> LockCheck:
-    left_by = next((task for task in _this_boot_at_least(case, history) if _died_with(task, case)), None)
-    if left_by is None:
-        return LockCheck("trace", False, "no vzdump that died was for this guest when the lock came")
-    others = [] if left_by.upid.id else [str(id) for id, at in case.written.items() if id != case.id and _in(left_by, at)]
-    if others:  # a job is at one guest at a time: which of these locks is its own, nobody can tell
-        return LockCheck("trace", False, f"a vzdump for several guests died, and while it ran {' and '.join(others)} got locked, too")
-    whom = left_by.upid.id or "several guests"
-    return LockCheck("trace", True, f"a vzdump by {left_by.upid.user} for {whom} died when the lock was there: {_death(left_by)}")
+    for task in _suspects(case, history):
+        log = case.logs.get(task.upid, NOT_READ)
+        if isinstance(log, Unreadable):
+            return LockCheck("trace", None, f"the log of a vzdump by {task.upid.user} that may have left it: {log.reason}")
+        how = _left(case, task, visit(log, case.id.vmid))
+        if how:
+            return LockCheck("trace", True, f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} {how}")
+    written = case.written[case.id]
+    if len(history) >= HISTORY_PAGE and min(task.upid.starttime for task in history) > written:
+        return LockCheck("trace", None, f"the lock is older than the {len(history)} newest tasks, and more are not shown")
+    return LockCheck("trace", False, "no vzdump that died was at this guest when the lock came")
+
+
+def _suspects(case: LockCase, history: tuple[Task, ...]) -> Iterator[Task]:
+    if case.id in case.written:
+        yield from (task for task in _this_boot_at_least(case, history) if _at_work_then(task, case))
+
+
+def _left(case: LockCase, task: Task, seen: Visit | None) -> str:
+    """How that vzdump left the lock, in words; "" where it did not, or nobody can say.
+
+    One that was killed at this guest left whatever was there. One that failed cleans up after itself; where that fails, too, the task is
+    over a moment later, if it was for this guest alone. A snapshot that it cannot delete keeps the lock `snapshot-delete` however it ends, and
+    it says so and ends well (VZDump/LXC.pm:cleanup).
+    """
+    if seen is None or not seen.locked:
+        return ""
+    status = task.status
+    if case.memory.kind == "snapshot-delete" and seen.not_removed:
+        return "could not delete its snapshot"
+    if seen.end is VisitEnd.NONE and isinstance(status, (Unknown, Error)):
+        return f"died when the lock was there: {status.detail}"
+    failed = seen.end is VisitEnd.FAILED and task.upid.id != "" and isinstance(status, Error)
+    return f"failed when the lock was there: {status.detail}" if failed and isinstance(status, Error) else ""
 
 
 def _this_boot_at_least(case: LockCase, history: tuple[Task, ...]) -> Iterable[Task]:
@@ -318,27 +365,18 @@ def _this_boot_at_least(case: LockCase, history: tuple[Task, ...]) -> Iterable[T
     return history if case.memory.free_at is None else of_this_boot(history, case.obs.at, case.offsets)
 
 
-def _died_with(task: Task, case: LockCase) -> bool:
-    """Whether that was a vzdump for this guest which did not end well, and the lock came while it was at work.
+def _at_work_then(task: Task, case: LockCase) -> bool:
+    """Whether that was a vzdump that may have been for this guest, and the lock came while it was at work.
 
     The configuration file, of which a lock is a line, was last written then; and where we were looking, it came between two looks.
     """
-    if task.upid.type != "vzdump" or not task.upid.covers(case.id.vmid) or not _death(task) or not _in(task, case.written[case.id]):
+    if task.upid.type != "vzdump" or not task.upid.covers(case.id.vmid) or not _in(task, case.written[case.id]):
         return False
     memory, end = case.memory, _end(task)
     if memory.free_at is None:
         return True
     end -= task.upid.starttime - task.upid.started_boottime
     return task.upid.started_boottime - CLOCK_SLACK <= memory.since and end + CLOCK_SLACK >= memory.free_at
-
-
-def _death(task: Task) -> str:
-    """What PVE says of the end of a vzdump that can have left a lock; "" for any other.
-
-    A job of several has errors when any of them has: only one that was killed was at a guest when it ended.
-    """
-    status = task.status
-    return status.detail if isinstance(status, Unknown) or (isinstance(status, Error) and task.upid.id) else ""
 
 
 def _in(task: Task, at: float) -> bool:
@@ -372,14 +410,15 @@ def seen_now(known: LockMemory | None, guest: ListedGuest, stamp: str, obs: Obse
     deleting = memory.asked and memory.step is LockStep.DELETE_SNAPSHOT
     ours = kind == "snapshot-delete" and (memory.ours or deleting)
     if memory.kind != kind:
-        memory = replace(memory, unlocks=0, next_at=0.0, refusals=0, refusal="")
+        memory = replace(memory, unlocks=0, next_at=0.0, refusals=0, refusal="", refused_told=None, warned=False)
     if another:
-        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, clear_since=None, told=False, warned=False)
-    memory = replace(memory, ours=ours)
-    return memory if guest.name == memory.name else replace(memory, name=guest.name)
+        memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, clear_since=None, told=False)
+    return replace(memory, name=guest.name, ours=ours)
 
 
 def after_boot(memories: Iterable[LockMemory]) -> tuple[LockMemory, ...]:
-    """In another boot all times are void. What is known on is only whose the lock of a delete of ours is, which outlives a boot."""
-    ours = (m for m in memories if m.ours or (m.asked and m.step is LockStep.DELETE_SNAPSHOT))
-    return tuple(LockMemory(m.id, m.name, m.kind, stamp=m.stamp, ours=True) for m in ours)
+    """In another boot all times are void. What is known on is whose the lock of a delete of ours is, which outlives a boot, and who was
+    told that a lock is old.
+    """
+    ours = {m.id: m.ours or (m.asked and m.step is LockStep.DELETE_SNAPSHOT) for m in memories}
+    return tuple(LockMemory(m.id, m.name, m.kind, ours=ours[m.id], warned=m.warned) for m in memories if ours[m.id] or m.warned)

@@ -286,7 +286,7 @@ def _waits_for_backup(memory: GuestMemory, decision: Decision, obs: Observation,
     since = memory.backup_since if memory.backup_since is not None else obs.at
     memory, waited = replace(memory, backup_since=since), obs.at - since
     if waited >= rules.backup_wait_warn and not memory.backup_warned:
-        text = f"has been down for {waited / 3600:.1f} h because of a backup: {decision.evidence}"
+        text = f"has been down for {waited / 3600:.1f} h and waits for a backup, or for the lock of one: {decision.evidence}"
         notices.append(_notice(Event.BACKUP_WAIT_LONG, memory, text, decision.guard, evidence=decision.evidence, waited_s=round(waited)))
         return replace(memory, backup_warned=True)
     return memory

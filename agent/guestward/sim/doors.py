@@ -344,12 +344,30 @@ class SimPve:
         return self._ask("GET", f"/nodes/{self.node}/tasks/{upid}/status", deadline, lambda: self._task(upid))
 
     def _task(self, upid: Upid) -> TaskStatus:
-        for task in (*self.world.tasks, *self.world.archive):
-            if task.upid == upid:
-                if upid.user != self.token_id and not self.may("Sys.Audit", f"/nodes/{self.node}"):
-                    raise PveRefused(f"403 Permission check failed (/nodes/{self.node}, Sys.Audit)", 403)
-                return task_status("running" if task.said is None else "stopped", task.said)
-        return Unknown("rotated away or unknown")
+        task = self._known(upid)
+        if task is None:
+            return Unknown("rotated away or unknown")
+        self._check_owner(upid)
+        return task_status("running" if task.said is None else "stopped", task.said)
+
+    def _known(self, upid: Upid) -> SimTask | None:
+        return next((task for task in (*self.world.tasks, *self.world.archive) if task.upid == upid), None)
+
+    def _check_owner(self, upid: Upid) -> None:
+        if upid.user != self.token_id and not self.may("Sys.Audit", f"/nodes/{self.node}"):
+            raise PveRefused(f"403 Permission check failed (/nodes/{self.node}, Sys.Audit)", 403)
+
+    def task_log(self, upid: Upid, *, deadline: float) -> tuple[str, ...]:
+        """The log of one task; of somebody else's only with Sys.Audit, which is asked about before the file is (pve-facts D6)."""
+        path = f"/nodes/{self.node}/tasks/{upid}/log"
+        return self._ask("GET", path, deadline, lambda: self._task_log(upid, f"GET {path}"))
+
+    def _task_log(self, upid: Upid, route: str) -> tuple[str, ...]:
+        self._check_owner(upid)
+        task = self._known(upid)
+        if task is None:
+            raise PveAnswerLost(f"{route}: the log is gone: unable to open file - No such file or directory")
+        return task.lines()
 
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """Start one guest."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from guestward.config import LONGEST, duration
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest
+from guestward.model.task import bounded
 from guestward.sim.wording import guess, quoted
 
 # What is written in the configuration file; a change of any of these changes the file.
@@ -25,7 +26,9 @@ HA_STATES = (
 )
 BOOLEANS = ("1", "on", "yes", "true", "0", "off", "no", "false")  # as PVE reads them in a file, in any case
 SNAPSHOT_STATES = ("prepare", "delete", "rollback")
+STORAGE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 SNAPSHOT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_POOL = re.compile(r"[A-Za-z][A-Za-z0-9.\-_]*(/[A-Za-z][A-Za-z0-9.\-_]*){0,2}")  # AccessControl.pm:verify_poolname
 _STARTUP = re.compile(r"((order=)?|up=|down=)[0-9]{1,9}")
 _PLAIN_STARTS = ("ok", "ok: stays stopped", "hang", "lost before", "lost after")
 
@@ -153,8 +156,10 @@ def _flag(value: object) -> bool:
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError("must be printable text, in quotes")
+    if value and not value.strip():
+        raise ValueError("must not be blank")
     if value[:1] in ('"', "'") and value.endswith(value[0]):
-        raise ValueError(f"has quotes in its quotes: {value}")
+        raise ValueError(f"has quotes in its quotes: {bounded(value, 80)}")
     return value
 
 
@@ -200,7 +205,7 @@ def _ha(value: object) -> dict[str, object]:
 
 def _storage(value: object) -> dict[str, object]:
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names):
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and STORAGE_NAME.fullmatch(name) for name in names):
         raise ValueError("must be the name of a storage, or a list of names")
     return {"storages": frozenset(names)}
 
@@ -233,7 +238,7 @@ def start_script(value: object) -> str:
         return text
     if text.startswith("flap "):
         return f"flap {_seconds(text.removeprefix('flap ').strip()):g}"
-    raise ValueError(f'{text!r} is none of {", ".join(_PLAIN_STARTS)}, "warnings: N", "fail: TEXT", "flap DURATION"')
+    raise ValueError(f'{quoted(text)} is none of {", ".join(_PLAIN_STARTS)}, "warnings: N", "fail: TEXT", "flap DURATION"')
 
 
 def _seconds(value: object) -> float:
@@ -251,7 +256,10 @@ def _startup(value: object) -> dict[str, object]:
 
 
 def _pool(value: object) -> dict[str, object]:
-    return {"pool": _text(value) or None}
+    name = _text(value)
+    if name and _POOL.fullmatch(name) is None:
+        raise ValueError(f"{quoted(name)} is no name of a pool: letters, digits, . - and _, a letter first")
+    return {"pool": name or None}
 
 
 def _lock(value: object) -> dict[str, object]:

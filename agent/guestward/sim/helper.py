@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from guestward.sim.doors import Life
     from guestward.sim.world import World
 
+LOCK = "snapshot-delete"
 OUR_DELETE = "our delete"  # as the one who set a lock
 DELETE_TAKES = 3.0
+DELETE_FAILS_IN = 0.4  # a dataset that is busy says so at once
 DELETED_IN = 0.1  # fine grained, as recorded of a small container (timelines 6c)
+NO_WRITE = "unable to open file '/etc/pve/nodes/{node}/lxc/{vmid}.conf.tmp': Permission denied"
 PHASES = {"booting": HelperCode.BOOTING, "stopping": HelperCode.STOPPING}
 
 
@@ -76,13 +79,14 @@ class SimCall:
 
 @dataclass(slots=True)
 class SimHelper:
-    """`ports.Helper` on a world. pools, band, exclude: from its own root-owned configuration."""
+    """`ports.Helper` on a world. pools, band, exclude, report_only: from its own root-owned configuration."""
 
     world: World
     life: Life
     pools: tuple[str, ...]
     band: range
     exclude: frozenset[int] = frozenset()
+    report_only: bool = False
 
     def ask(self, request: Request) -> SimCall:
         """One request, one short-lived process."""
@@ -125,7 +129,7 @@ class SimHelper:
         return "ok"
 
     def _delete(self, request: Request, call: SimCall) -> str:
-        """`pct delsnapshot`: a task of its own, a lock of its own; a storage that fails leaves both lock and section (C39)."""
+        """`pct delsnapshot`: a task of its own, a lock of its own; a storage that fails leaves both, and the lock goes at once (C39)."""
         guest = GuestId(GuestKind.LXC, request.vmid or 0)
         found = self.world.guests.get(guest.vmid)
         refused = self._not_ready() or self._not_ours(found, guest) or self._no_snapshot(found)
@@ -134,8 +138,8 @@ class SimHelper:
             return "refused"
         ordered = self.world.take_failure("delete-snapshot")
         task = self.world.task("vzdelsnapshot", str(guest.vmid), "root@pam")
-        found.lock, found.locker, found.snapshots = "snapshot-delete", OUR_DELETE, {**found.snapshots, SNAPSHOT: "delete"}
-        takes = DELETED_IN if self.world.fine_grained else DELETE_TAKES
+        found.lock, found.locker, found.snapshots = LOCK, OUR_DELETE, {**found.snapshots, SNAPSHOT: "delete"}
+        takes = DELETE_FAILS_IN if ordered is not None else DELETED_IN if self.world.fine_grained else DELETE_TAKES
         call.at += takes
         self.world.later(takes, lambda: self._deleted(found, task, call, ordered))
         return "ok" if ordered is None else "failed"
@@ -144,18 +148,46 @@ class SimHelper:
         if task.said is not None:  # the host went down meanwhile
             return
         self.world.end_task(task, ordered or "OK")
+        if self.world.guests.get(guest.id.vmid) is not guest or not self.world.is_here(guest):
+            call.answered = Answer(HelperCode.FAILED, f"the guest is gone: {guest.id}: no such configuration on this node")
+            return
         if ordered is not None:
-            call.answered = Answer(HelperCode.FAILED, f"{guest.id}: {ordered}; the lock snapshot-delete is there now")
+            lock = self._clear_ours(guest)
+            call.answered = Answer(HelperCode.FAILED, f"{guest.id}: the snapshot {SNAPSHOT} is still there{lock}; {ordered}")
             return
         guest.lock, guest.snapshots = None, {name: state for name, state in guest.snapshots.items() if name != SNAPSHOT}
         call.answered = Answer(HelperCode.OK, f"{guest.id}: snapshot {SNAPSHOT} deleted")
 
+    def _clear_ours(self, guest: SimGuest) -> str:
+        """`pct unlock`, where the lock is what our delete left. Returns what became of it, for the end of a sentence."""
+        if guest.lock is None:
+            return ""
+        down = f"; the lock {guest.lock} is there now, and keeps the guest down"
+        if guest.lock != LOCK:
+            return down
+        tasks = [task.upid for task in self.world.tasks if task.upid.id == str(guest.id.vmid)]
+        if guest.locker != OUR_DELETE or tasks or self._others(guest) or guest.snapshots.get(SNAPSHOT) != STATE_OF_LOCK[LOCK]:
+            return f"{down}: {f'a task of this guest is running: {tasks[0]}' if tasks else 'somebody is at work on it'}"
+        why = NO_WRITE.format(node=self.world.node, vmid=guest.id.vmid) if not self.world.quorate else self.world.take_failure("unlock")
+        if why is not None:
+            return f"{down}; `pct unlock`: {why}"
+        guest.lock = None
+        return f"; its lock {LOCK} was cleared, so that the guest can start"
+
+    @staticmethod
+    def _others(guest: SimGuest) -> list[str]:
+        return [name for name, state in guest.snapshots.items() if name != SNAPSHOT and state]
+
     # ------------------------------------------------------------------------------------------------ refusals
 
     def _not_ready(self) -> Answer | None:
+        if self.report_only:
+            return Answer(HelperCode.REPORT_ONLY, "[locks] recover is `report`")
         if self.world.phases.phase in PHASES:
             return Answer(PHASES[self.world.phases.phase], f"the host is {self.world.phases.phase}")
-        return None if self.world.quorate else Answer(HelperCode.NO_QUORUM, "the cluster has no quorum")
+        if not self.world.quorate:
+            return Answer(HelperCode.NO_QUORUM, "the cluster has no quorum")
+        return Answer(HelperCode.HELD, "the file /etc/guestward/hold is there") if self.world.hold_file else None
 
     def _not_ours(self, found: SimGuest | None, guest: GuestId) -> Answer | None:
         if guest.vmid in self.band:
@@ -185,6 +217,8 @@ class SimHelper:
             return at_work or Answer(HelperCode.LOCK_CHANGED, f"the lock is {found.lock}, not {expect}")
         if expect in STATE_OF_LOCK and (found.id.kind is not GuestKind.LXC or found.snapshots.get(SNAPSHOT) != STATE_OF_LOCK[expect]):
             return Answer(HelperCode.LOCK_KIND, f"the lock {expect} is not vzdump's")
+        if expect in STATE_OF_LOCK and self._others(found):
+            return Answer(HelperCode.LOCK_KIND, f"the lock {expect} may be that of another snapshot: {', '.join(self._others(found))}")
         return None
 
     def _no_snapshot(self, found: SimGuest | None) -> Answer | None:

@@ -92,7 +92,8 @@ class Simulation:
 
     def _helper(self) -> SimHelper:
         rules = self.config.rules()
-        return SimHelper(self.world, self.life, rules.pools, range(rules.scratch_first, rules.scratch_last + 1), rules.exclude)
+        band = range(rules.scratch_first, rules.scratch_last + 1)
+        return SimHelper(self.world, self.life, rules.pools, band, rules.exclude, report_only=not rules.lock_recovery)
 
     def kill(self) -> None:
         """The agent is gone, without a word; one that is gone already has nothing more to lose."""

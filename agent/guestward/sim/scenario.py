@@ -38,7 +38,7 @@ TOP: Mapping[str, str] = {
 HONOURED: Mapping[str, tuple[str, ...]] = {"pve": ("token_id", "timeout"), "scope": (), "watchdog": (), "locks": (), "scratch": ()}
 # A guest of which nothing is said: PVE's own defaults, but that it runs.
 UNSAID: Mapping[str, object] = {"onboot": False, "running": True, "pool": None}
-_NODE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?")
+_NODE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 
 
 class ScenarioError(Exception):
@@ -128,7 +128,10 @@ class Scenario:
         if gone:
             reason = f"{quoted(entry.deed.text)}, {sim.world.now:g} s: there is no guest {gone[0]} any more"
             raise ScenarioError(self.file, entry.line, reason)
-        entry.deed.run(sim)
+        try:
+            entry.deed.run(sim)
+        except VerbError as error:
+            raise ScenarioError(self.file, entry.line, f"{quoted(entry.deed.text)}, {sim.world.now:g} s: {error}") from None
 
 
 def load(path: Path | str) -> Scenario:
@@ -253,7 +256,7 @@ class _Reader:
         self.keys(("host",), table, ("node", "phase", "quorate", "version"))
         node, version, quorate = table.get("node", "pve1"), table.get("version", "9.1"), table.get("quorate", True)
         if not isinstance(node, str) or _NODE.fullmatch(node) is None:
-            self.fail(("host", "node"), "node: must be a node name")
+            self.fail(("host", "node"), "node: must be a node name: letters, digits and -, 63 at most")
         if not isinstance(version, str) or re.fullmatch(r"[89]\.[0-9]{1,2}", version) is None:
             self.fail(("host", "version"), 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1"')
         if not isinstance(quorate, bool):
@@ -272,6 +275,8 @@ class _Reader:
         except ConfigError as error:
             place = [error.key] if error.key in values else error.key.split(".", 1)
             self.fail(("config", *place), f"config.{error.key}: {error.reason}")
+        if len(str(values["pve"]["token_id"]).encode()) > verbs.LONGEST_USER:
+            self.fail(("config", "pve", "token_id"), f"config.pve.token_id: is longer than {verbs.LONGEST_USER} characters")
         for section, keys in table.items():
             if section not in HONOURED:
                 known = ", ".join(HONOURED)

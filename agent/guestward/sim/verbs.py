@@ -18,8 +18,9 @@ from guestward.model.guest import GuestKind
 from guestward.model.helper import TRIED, HelperCode
 from guestward.model.task import bounded
 from guestward.sim.api import METHODS
-from guestward.sim.guest import HA_STATES, LATER, LOCKS, SNAPSHOT_NAME, SNAPSHOT_STATES, traits
+from guestward.sim.guest import HA_STATES, LATER, LOCKS, SNAPSHOT_NAME, SNAPSHOT_STATES, STORAGE_NAME, traits
 from guestward.sim.log import EFFECTS
+from guestward.sim.vzdump import CLEANUP
 from guestward.sim.wording import guess, quoted
 
 if TYPE_CHECKING:
@@ -38,13 +39,18 @@ PRIVILEGES = (
     *("VM.GuestAgent.FileSystemMgmt", "VM.GuestAgent.FileWrite", "VM.GuestAgent.Unrestricted", "VM.Migrate", "VM.Monitor"),
     *("VM.PowerMgmt", "VM.Replicate", "VM.Snapshot", "VM.Snapshot.Rollback"),
 )
-_USER = re.compile(r"[^\s:/]+@[A-Za-z][A-Za-z0-9.\-_]+(![A-Za-z][A-Za-z0-9.\-_]+)?")  # Auth/Plugin.pm, AccessControl.pm
+# Auth/Plugin.pm, AccessControl.pm; PVE wants 2 characters of a token's name, too, and here a short one is good enough.
+_USER = re.compile(r"[^\s:/]+@[A-Za-z][A-Za-z0-9.\-_]+(![A-Za-z][A-Za-z0-9.\-_]*)?")
+LONGEST_USER = 100  # bytes: with a node of 63 and a type of 40 a UPID has fewer than the 256 that are read
+_LATEST = 2.0**32 - 2 * LONGEST  # of the wall clock: a UPID has 8 hexadecimal digits for it
+_LONGEST_UP = 15 * LONGEST  # since host boot: and 9 for its hundredths of a second
 _API = re.compile(r"/api2/json(?=/|$)")  # how PVE's own pages name a route; the rest is what a route is here
 _NAME = "[A-Za-z0-9._-]+"
 _PATH = re.compile(  # AccessControl.pm:check_path
     rf"/|/(access|sdn|mapping)(/{_NAME})*|/(nodes|storage)(/{_NAME})?|/pool(/{_NAME}){{0,3}}|/vms(/[1-9][0-9]{{2,8}})?"
 )
-_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # of a task: a part of its UPID
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # of a task: a part of its UPID
+_TYPE_IS = "TYPE of a task, as in vzdump (40 characters at most)"
 _BARE_WORD = re.compile(r"[^\s\"'\[\]{}#=]+(=[^\s\"'\[\]{}#=]+)*")
 
 
@@ -71,7 +77,7 @@ class Deed:
     sets: Mapping[str, object] = field(default_factory=dict)
 
     def run(self, sim: Simulation) -> None:
-        """Let it happen now."""
+        """Let it happen now. Raises VerbError where it cannot."""
         self.act(sim)
 
 
@@ -95,11 +101,14 @@ class Words:
             raise VerbError(f"{quoted(self.left[0])} is not {what}")
         return self.left.pop(0)
 
-    def choice(self, what: str, known: Collection[str]) -> str:
-        """The next word, which must be one of those."""
+    def choice(self, what: str, known: Collection[str], *, listed: bool = False) -> str:
+        """The next word, which must be one of those. listed: the usage does not say which there are."""
+        which = f"; there are {', '.join(known)}" if listed else ""
+        if not self.left:
+            raise VerbError(f"{what} is missing{which}")
         found = self.word(what)
         if found not in known:
-            raise VerbError(f"{quoted(found)} is no {what}{guess(found, known)}")
+            raise VerbError(f"{quoted(found)} is no {what}{guess(found, known) or which}")
         return found
 
     def maybe(self, *known: str) -> str | None:
@@ -119,7 +128,9 @@ class Words:
             return default
         at = self.left.index("by")
         option = Words(self.left[at + 1 :])
-        user = option.word("USER, as in root@pam or name@pve!token (a realm and a token have 2 characters or more)", _USER)
+        user = option.word("USER, as in root@pam or name@pve!token (a realm has 2 characters or more)", _USER)
+        if len(user.encode()) > LONGEST_USER:
+            raise VerbError(f"{quoted(user)} is longer than {LONGEST_USER} characters")
         self.left[at:] = option.left
         return user
 
@@ -318,15 +329,16 @@ def _unlock(words: Words) -> Act:
     raw=True,
 )
 def _set(words: Words) -> Act:
-    guest, pair = words.guest(), _unquoted(words.word("KEY=VALUE"))
-    key, is_pair, text = (part.strip() for part in pair.partition("="))
+    guest, pair = words.guest(), words.word("KEY=VALUE")
+    whole = pair[:1] in ('"', "'")
+    key, is_pair, text = (part.strip() for part in (_unquoted(pair) if whole else pair).partition("="))
     if key in ("vmid", "kind"):
         raise VerbError(f"a guest's {key} cannot be changed")
     if key not in LATER:
         raise VerbError(f"there is no guest key {quoted(key)}{guess(key, LATER)}")
     if not is_pair or not text:
         raise VerbError("VALUE is missing")
-    value = _value(text)
+    value = _value(text, quoted_whole=whole)
     try:
         words.sets.update(traits(key, value, later=True))
     except ValueError as error:
@@ -336,8 +348,6 @@ def _set(words: Words) -> Act:
 
 def _unquoted(text: str) -> str:
     """A whole that is in quotes, as a shell would have it: `'onboot="yes"'`."""
-    if text[:1] not in ('"', "'"):
-        return text
     try:
         found = shlex.split(text)
     except ValueError:
@@ -347,17 +357,27 @@ def _unquoted(text: str) -> str:
     return found[0]
 
 
-def _value(text: str) -> object:
-    """A TOML value; one bare word is text."""
+def _value(text: str, *, quoted_whole: bool) -> object:
+    """A TOML value; one word of a shell line is text, and so is whatever stood in quotes together with its key."""
     try:
         found = tomllib.loads(f"x = {text}")
     except (ValueError, RecursionError):
-        if _BARE_WORD.fullmatch(text) is None:
+        word = text if quoted_whole or _BARE_WORD.fullmatch(text) is not None else _shell_word(text)
+        if word is None:
             raise VerbError(f"{quoted(text)} is no TOML value, and no single word") from None
-        return text
+        return word
     if found.keys() != {"x"}:
         raise VerbError("VALUE must be one value, on one line")
     return found["x"]
+
+
+def _shell_word(text: str) -> str | None:
+    """One word with quotes inside, as in `a" "b`; None for anything else, and for a list or table that is not closed."""
+    try:
+        found = shlex.split(text) if text[0] not in "[{" and {*text} & {'"', "'"} else []
+    except ValueError:
+        return None
+    return found[0] if len(found) == 1 else None
 
 
 @verb("ha", "VMID STATE|off", "HA manages it, in that state (`started`, `stopped`, `ignored`, `null` ...), or no longer.")
@@ -384,13 +404,13 @@ def _snapshot(words: Words) -> Act:
     "A task of root@pam begins (`startall`, `vzdump`, `qmigrate` ...): a row in PVE's task list, and nothing else.",
 )
 def _task_begin(words: Words) -> Act:
-    type, id = words.word("TYPE", _TYPE), _maybe_id(words)
+    type, id = words.word(_TYPE_IS, _TYPE), _maybe_id(words)
     return lambda sim: sim.world.task(type, id)
 
 
 @verb("task end", "TYPE [VMID] [STATUS]", 'The oldest running task of that type, and VMID, ends; "OK" if no STATUS is given.')
 def _task_end(words: Words) -> Act:
-    type, id = words.word("TYPE", _TYPE), _maybe_id(words)
+    type, id = words.word(_TYPE_IS, _TYPE), _maybe_id(words)
     said = words.word("STATUS") if words.left else "OK"
     if not said or not said.isprintable():
         raise VerbError("STATUS must be printable text, and not empty")
@@ -455,9 +475,14 @@ def _entry(words: Words) -> tuple[str, str, str, bool]:
     return privilege, path, words.maybe("user", "token") or "both", propagate
 
 
-@verb("fail next", 'VERB "TEXT"', f"The agent's next request of that kind fails with that text. VERB is one of {', '.join(EFFECTS)}.")
+@verb(
+    "fail next",
+    'VERB "TEXT"',
+    f"The agent's next request of that kind fails with that text. VERB is one of {', '.join(EFFECTS)}; `{CLEANUP}` is vzdump's own: "
+    "the next delete of its snapshot fails, and leaves the lock `snapshot-delete`.",
+)
 def _fail_next(words: Words) -> Act:
-    effect, text = words.choice("VERB", EFFECTS), words.word("TEXT")
+    effect, text = words.choice("VERB", (*EFFECTS, CLEANUP), listed=True), words.word("TEXT")
     if not text or not text.isprintable():
         raise VerbError("TEXT must be printable, and not empty")
     return lambda sim: sim.world.fail_next(effect, text)
@@ -522,7 +547,7 @@ def _helper_slow(words: Words) -> Act:
 
 @verb("helper refuse", "CODE", "The root helper refuses everything, with that code, until `helper up`.")
 def _helper_refuse(words: Words) -> Act:
-    code = words.choice("code of a refusal", REFUSALS)
+    code = words.choice("code of a refusal", REFUSALS, listed=True)
     return lambda sim: sim.world.helper.refuse(HelperCode(code))
 
 
@@ -561,7 +586,7 @@ def _maintenance(words: Words) -> Act:
 
 @verb("storage", "NAME offline|online", "The storage cannot be reached, or can be again.")
 def _storage(words: Words) -> Act:
-    name = words.word("NAME", re.compile(r"[A-Za-z0-9._-]+"))
+    name = words.word("NAME", STORAGE_NAME)
     online = words.choice("state of a storage", ("offline", "online")) == "online"
     words.storages.append(name)
     return lambda sim: sim.world.storage(name, online=online)
@@ -571,13 +596,25 @@ def _storage(words: Words) -> Act:
 def _clock_wall(words: Words) -> Act:
     text = words.word("+DURATION or -DURATION, as in +3h or -10m", re.compile(r"[+-][0-9].*"))
     delta = Words([text[1:]]).seconds() * (-1 if text[0] == "-" else 1)
-    return lambda sim: sim.world.clock_wall(delta)
+
+    def act(sim: Simulation) -> None:
+        if not 0 <= sim.world.wall + delta <= _LATEST:
+            raise VerbError("PVE's clock goes from 1970 to 2104")
+        sim.world.clock_wall(delta)
+
+    return act
 
 
 @verb("clock suspend", "DURATION", "The host sleeps for so long: boot time and wall clock go on, nothing runs.")
 def _clock_suspend(words: Words) -> Act:
     seconds = words.seconds()
-    return lambda sim: sim.world.suspend(seconds)
+
+    def act(sim: Simulation) -> None:
+        if sim.world.wall + seconds > _LATEST or sim.world.boottime + seconds > _LONGEST_UP:
+            raise VerbError("no host sleeps for so many years")
+        sim.world.suspend(seconds)
+
+    return act
 
 
 # ---------------------------------------------------------------------------------------------------- the agent and its operator

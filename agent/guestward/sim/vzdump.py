@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from guestward.model.guest import GuestKind
-from guestward.model.task import Upid
+from guestward.model.task import Error, Upid, exit_status
+from guestward.sim.backuplog import BROKEN, BackupLog, Saved
 from guestward.sim.guest import SimGuest
 from guestward.sim.tasks import SimTask
 
@@ -25,19 +26,26 @@ WINDOW = 0.9  # stopped and unlocked before vzdump starts it again
 STOPS_IN = 0.9  # of which fine grained, from running without a pid to stopped
 VZDUMP = "vzdump"  # as the one who set a lock
 LONGEST_WAIT = 600.0  # for replication, before the snapshot is deleted
+CLEANUP = "backup-cleanup"  # as what can be ordered to fail
 
 
 @dataclass(slots=True)
 class Job:
-    """One vzdump task. todo: guests not saved yet. at: the one that it is at. stopped, started: what it did to that one itself."""
+    """One vzdump task. command: as its log has it. todo: guests not saved yet. at: the one that it is at.
+
+    stopped, started: what it did to that one itself; failure: why that one is not saved.
+    """
 
     task: SimTask
     mode: str
     todo: list[int]
+    command: str
+    log: BackupLog
     at: SimGuest | None = None
     phase: str = "waiting"
     stopped: bool = False
     started: bool = False
+    failure: str = ""
     said: str = "OK"
     step: int = 0
 
@@ -66,7 +74,11 @@ class Vzdump:
     def begin(self, vmids: tuple[int, ...], mode: str, by: str) -> None:
         """A job begins; its task's id is empty when it is for more than one guest (pve-facts C1)."""
         task = self.world.task("vzdump", str(vmids[0]) if len(vmids) == 1 else "", by)
-        self.jobs.append(Job(task, mode, list(vmids)))
+        command = f"vzdump {' '.join(str(vmid) for vmid in vmids)} --mode {mode} --node {self.world.node} --storage local"
+        job = Job(task, mode, list(vmids), command, BackupLog(task.log))
+        if self.jobs:
+            job.log.waits()
+        self.jobs.append(job)
         self._next_job()
 
     def end(self, vmid: int | None, said: str) -> None:
@@ -74,6 +86,7 @@ class Vzdump:
         job = self.job_of(vmid)
         if job is None:
             return
+        failed = isinstance(exit_status(said), Error)
         job.said = said if said != "OK" else job.said
         if vmid is not None and vmid in job.todo:
             job.todo.remove(vmid)
@@ -84,6 +97,7 @@ class Vzdump:
                 self._end_job(job)
             return
         if job.phase == "saving":
+            job.failure = (BROKEN[job.at.id.kind.value] if said == "job errors" else said) if failed else ""
             self._clean_up(job, job.at)
 
     def kill(self, vmid: int | None, archive_for: float) -> None:
@@ -108,8 +122,11 @@ class Vzdump:
             job.said = "job errors"
             job.todo.clear()
             if job.at is None:
+                if job.phase == "waiting":
+                    job.log.waits_in_vain()
                 self._end_job(job)
             elif job.phase == "saving":
+                job.failure = job.log.interruption
                 self._clean_up(job, job.at)
 
     def crash(self) -> None:
@@ -125,34 +142,85 @@ class Vzdump:
         for job in self.jobs:
             job.step += 1
             if job.at is not None:
-                job.at.lock = None
-                job.at.snapshots = {name: state for name, state in job.at.snapshots.items() if name != SNAPSHOT}
+                self._undo(job, job.at)
                 self.stale = job.task.upid
-                if job.stopped:
-                    self.world.power_on(job.at.id.vmid)
+            elif job.phase == "waiting":
+                job.log.waits_in_vain()
             self.world.end_task(job.task, "job errors")
         self.jobs.clear()
+
+    def _undo(self, job: Job, guest: SimGuest) -> None:
+        """All of the clean-up at once."""
+        job.failure = job.log.interruption if job.phase == "saving" else ""
+        deletes, guest.lock = guest.lock == "snapshot-delete", None
+        if SNAPSHOT in guest.snapshots:
+            if not deletes:
+                job.log.cleans_up()
+            self._remove_snapshot(job, guest)
+        if job.stopped:
+            job.log.starts_again()
+            self.world.power_on(guest.id.vmid)
+            self._online_again(job)
+        self._close(job, guest)
+        job.log.ends(well=False)
 
     # ---------------------------------------------------------------------------------------------- one job
 
     def _next_job(self) -> None:
         if self.jobs and self.jobs[0].phase == "waiting":
+            self.jobs[0].log.begins(self.jobs[0].command)
             self._next_guest(self.jobs[0])
 
     def _next_guest(self, job: Job) -> None:
         """Lock the next guest that can be saved; one that is locked, or gone, makes the job fail and is left alone."""
-        job.phase, job.at, job.stopped, job.started = "saving", None, False, False
+        job.phase, job.at, job.stopped, job.started, job.failure = "saving", None, False, False, ""
         while job.todo:
-            guest = self.world.guests.get(job.todo.pop(0))
-            if guest is None or guest.lock is not None or guest.node != self.world.node:
+            vmid = job.todo.pop(0)
+            guest, world = self.world.guests.get(vmid), self.world
+            if guest is not None:
+                job.log.comes_to(_as_saved(guest), world.now, world.wall)
+            obstacle = self._obstacle(vmid, guest)
+            if guest is None or obstacle:
                 job.said = "job errors"
+                job.log.failed(vmid, obstacle, world.wall)
                 continue
             job.at, guest.lock, guest.locker = guest, "backup", VZDUMP
+            job.log.locked(job.mode, world.now)
             self._prepare(job, guest)
             return
         self._end_job(job)
 
+    def _obstacle(self, vmid: int, guest: SimGuest | None) -> str:
+        """Why it cannot be locked."""
+        if guest is None:
+            return f"unable to find VM '{vmid}'"
+        if guest.node != self.world.node:
+            return self._no_file(guest)
+        return f"{guest.noun} is locked ({guest.lock})" if guest.lock is not None else ""
+
+    def _no_file(self, guest: SimGuest) -> str:
+        folder = "lxc" if guest.id.kind is GuestKind.LXC else "qemu-server"
+        return f"Configuration file 'nodes/{self.world.node}/{folder}/{guest.id.vmid}.conf' does not exist"
+
+    def _leave(self, job: Job, guest: SimGuest) -> None:
+        """It is done with that guest."""
+        self._close(job, guest)
+        self._next_guest(job)
+
+    def _online_again(self, job: Job) -> None:
+        job.log.up_at = self.world.now
+        job.log.online_again()
+
+    def _close(self, job: Job, guest: SimGuest) -> None:
+        vmid, world = guest.id.vmid, self.world
+        if job.failure:
+            job.log.failed(vmid, job.failure, world.wall)
+        else:
+            job.log.finished(world.now, world.wall)
+
     def _end_job(self, job: Job) -> None:
+        if job.phase == "saving":
+            job.log.ends(well=not isinstance(exit_status(job.said), Error))
         job.phase, job.at = "ending", None
         self._then(job, STEP, lambda: self._ended(job))
 
@@ -173,23 +241,30 @@ class Vzdump:
         if job.mode == "stop" and guest.running:
             self._then(job, STOPS_AFTER - self.world.takes(STOPS_IN), lambda: self._stop(job, guest))
         elif container and guest.running:
+            job.log.snapshots()
             self._then(job, STEP, lambda: self._snapshot(job, guest))
-        elif not container and not guest.running:
-            self._then(job, STEP, lambda: self._start_paused(job, guest))
+        else:
+            starts = not container and not guest.running
+            job.log.archives(starts=starts)
+            if starts:
+                self._then(job, STEP, lambda: self._start_paused(job, guest))
 
     def _stop(self, job: Job, guest: SimGuest) -> None:
         """A container by vzdump itself; a VM by a `qmshutdown` task, and it runs again as soon as its backup has begun (pve-facts C4)."""
         if not guest.running:
+            job.log.archives(starts=guest.id.kind is GuestKind.QEMU)
             return
         if guest.id.kind is GuestKind.LXC:
-            job.stopped = True
-            self.world.take_down(guest)
+            step, job.stopped = job.step, True
+            self.world.take_down(guest, lambda: job.log.archives() if job.step == step else None)
             return
         self.world.task("qmshutdown", str(guest.id.vmid), "root@pam", said="OK")
         guest.running = False
-        self._then(job, 1.0, lambda: self._resume(guest))
+        self._then(job, 1.0, lambda: self._resume(job, guest))
 
-    def _resume(self, guest: SimGuest) -> None:
+    def _resume(self, job: Job, guest: SimGuest) -> None:
+        job.log.archives(starts=True)
+        job.log.up_at = self.world.now
         self.world.power_on(guest.id.vmid)
 
     def _start_paused(self, job: Job, guest: SimGuest) -> None:
@@ -199,14 +274,17 @@ class Vzdump:
 
     def _snapshot(self, job: Job, guest: SimGuest) -> None:
         guest.lock, guest.locker, guest.snapshots = "snapshot", VZDUMP, {**guest.snapshots, SNAPSHOT: "prepare"}
-        self._then(job, STEP, lambda: self._snapshotted(guest))
+        self._then(job, STEP, lambda: self._snapshotted(job, guest))
 
-    def _snapshotted(self, guest: SimGuest) -> None:
+    def _snapshotted(self, job: Job, guest: SimGuest) -> None:
+        job.log.archives()
         guest.lock, guest.locker, guest.snapshots = "backup", VZDUMP, {**guest.snapshots, SNAPSHOT: ""}
 
     def _clean_up(self, job: Job, guest: SimGuest) -> None:
         """Unlock first, whatever the lock is by now; then the snapshot; then start what it stopped itself."""
         job.phase = "cleaning"
+        if guest.lock is None:
+            job.log.warns("no lock found trying to remove 'backup' lock")
         guest.lock = None
         if guest.id.kind is GuestKind.LXC and SNAPSHOT in guest.snapshots:
             self._then(job, STEP, lambda: self._delete_snapshot(job, guest, LONGEST_WAIT))
@@ -215,26 +293,60 @@ class Vzdump:
         else:
             if job.started and guest.qmp == "prelaunch":
                 guest.running = False
-            self._then(job, STEP, lambda: self._next_guest(job))
+                job.log.stops_again()
+            job.log.online_again()
+            self._then(job, STEP, lambda: self._leave(job, guest))
 
     def _start_again(self, job: Job, guest: SimGuest) -> None:
         """Its own start, without a task; a guest that runs by then is left alone (pve-facts C3)."""
+        if not guest.running:
+            job.log.starts_again()
         if self.restarts and self.world.obstacle(guest) is None:
             self.world.power_on(guest.id.vmid)
-        self._then(job, STEP, lambda: self._next_guest(job))
+        if guest.running:
+            self._online_again(job)
+        self._then(job, STEP, lambda: self._leave(job, guest))
 
     def _delete_snapshot(self, job: Job, guest: SimGuest, wait: float) -> None:
         """While replication runs the guest stays unlocked with its snapshot, for up to 600 s (pve-facts C5)."""
-        if guest.replication and wait > 0:
-            self._then(job, 1.0, lambda: self._delete_snapshot(job, guest, wait - 1.0))
+        if self.world.guests.get(guest.id.vmid) is not guest or guest.node != self.world.node:
+            job.log.warns(self._no_file(guest))
+            self._then(job, STEP, lambda: self._leave(job, guest))
             return
-        if guest.lock is not None or self.world.guests.get(guest.id.vmid) is not guest:
-            self._then(job, STEP, lambda: self._next_guest(job))
+        if guest.replication:
+            self._wait_for_replication(job, guest, wait)
+            return
+        job.log.cleans_up()
+        if guest.lock is not None:
+            job.log.not_removed(f"{guest.noun} is locked ({guest.lock})")
+            self._then(job, STEP, lambda: self._leave(job, guest))
             return
         guest.lock, guest.locker, guest.snapshots = "snapshot-delete", VZDUMP, {**guest.snapshots, SNAPSHOT: "delete"}
         self._then(job, STEP, lambda: self._deleted(job, guest))
 
+    def _wait_for_replication(self, job: Job, guest: SimGuest, wait: float) -> None:
+        if wait == LONGEST_WAIT:
+            job.log.cannot_clean_up_yet()
+        if wait > 0:
+            self._then(job, 1.0, lambda: self._delete_snapshot(job, guest, wait - 1.0))
+            return
+        job.log.not_removed(f"can't lock file '/var/lock/pve-manager/pve-migrate-{guest.id.vmid}' - got timeout")
+        self._then(job, STEP, lambda: self._leave(job, guest))
+
     def _deleted(self, job: Job, guest: SimGuest) -> None:
-        guest.lock = None
-        guest.snapshots = {name: state for name, state in guest.snapshots.items() if name != SNAPSHOT}
-        self._then(job, STEP, lambda: self._next_guest(job))
+        self._remove_snapshot(job, guest)
+        self._then(job, STEP, lambda: self._leave(job, guest))
+
+    def _remove_snapshot(self, job: Job, guest: SimGuest) -> None:
+        """A delete that fails leaves the lock and the section as they are while it is at it (C39); the job does not count that."""
+        failure = self.world.take_failure(CLEANUP)
+        if failure is None:
+            guest.lock = None
+            guest.snapshots = {name: state for name, state in guest.snapshots.items() if name != SNAPSHOT}
+        else:
+            guest.lock, guest.locker, guest.snapshots = "snapshot-delete", VZDUMP, {**guest.snapshots, SNAPSHOT: "delete"}
+            job.log.not_removed(failure)
+
+
+def _as_saved(guest: SimGuest) -> Saved:
+    return Saved(guest.id.vmid, guest.id.kind.value, guest.name, guest.running, SNAPSHOT in guest.snapshots)

@@ -238,6 +238,11 @@ class EventsTrue(Watch):
     invariant, rule = "CLAIMS", "what an event says is so in the world, or was at the look that it comes from"
     checks: ClassVar[Mapping[str, Check]] = {}
 
+    def __init__(self, past: Past) -> None:
+        """bulk_told: the life of the agent in which a bulk task was told as a reason of the gate that is closed; 0: it was not."""
+        super().__init__(past)
+        self.bulk_told = 0
+
     def event(self, logged: Logged) -> None:
         """Judge it by its own checker."""
         check = self.checks.get(logged.event)
@@ -362,13 +367,18 @@ class EventsTrue(Watch):
         for reason in reasons if isinstance(reasons, list) else ():
             if reason not in known:
                 self.broken(f"host_gate_closed at {logged.t:.1f} s says {reason}, and that is not so")
+            if reason == "bulk_task":
+                self.bulk_told = self.past.life
         loud = isinstance(reasons, list) and ("mass_stop" in reasons or "unknown" in reasons)
         if loud != (logged.level is Level.WARN):
             self.broken(f"host_gate_closed at {logged.t:.1f} s for {reasons} is told as {logged.level}")
 
     def gate_opened(self, logged: Logged) -> None:
-        """host_gate_opened: no reason holds."""
+        """host_gate_opened: no reason holds. A bulk task that was not told before and cannot be seen is none that it speaks of."""
         found = [truth.gate(self.past, snap) for snap in self.past.snaps]
+        if self.bulk_told != self.past.life and truth.tasks_unseen(self.past):
+            found = [{reason: why for reason, why in known.items() if reason != "bulk_task"} for known in found]
+        self.bulk_told = 0
         if all(found):
             self.broken(f"host_gate_opened at {logged.t:.1f} s although {'; '.join(found[-1].values())}")
 
@@ -486,7 +496,8 @@ def _unread(past: Past) -> bool:
 
 def _ha(past: Past, snap: Snap, facts: Facts) -> bool:
     handed = any(task.upid.type == "hastart" and task.upid.id == str(facts.id.vmid) for task in past.world.archive)
-    return facts.ha or handed or not facts.here or _recently(past, past.api_failed)
+    unlisted = not facts.visible or past.concealed()  # `/cluster/resources` leaves it out, so that HA's state is not known
+    return facts.ha or handed or unlisted or _recently(past, past.api_failed)
 
 
 def _task(past: Past, snap: Snap, facts: Facts) -> bool:
@@ -521,7 +532,7 @@ _GUARDS: Mapping[str, Callable[[Past, Snap, Facts], bool]] = {
     "new_here": lambda past, snap, facts: bool(past.memory(facts.id.vmid).maybe_new) or facts.lock in ("create", "import", "clone"),
     "held": _held,
     "ha": _ha,
-    "locked": lambda past, snap, facts: facts.lock is not None or truth.SNAPSHOT in facts.snapshots,
+    "locked": lambda past, snap, facts: facts.lock is not None or truth.SNAPSHOT in facts.snapshots or past.helper_at_work(facts.id.vmid),
     "task": _task,
     "backup": lambda past, snap, facts: bool(truth.backup(snap, facts)),
     "backup_unknown": _unknown_backup,

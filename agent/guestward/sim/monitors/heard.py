@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
+from guestward.model.helper import ANSWERED_WITHIN, Answer, Request
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
 from guestward.model.task import Task, TaskStatus, Upid
-from guestward.ports import Board, HostWitness, Pve, PveError, Store
+from guestward.ports import Board, Helper, HelperCall, HelperLost, HostWitness, Pve, PveError, Store
 
 if TYPE_CHECKING:
     from guestward.sim.monitors.past import Past
@@ -84,6 +85,10 @@ class HeardPve:
     def task(self, upid: Upid, *, deadline: float) -> TaskStatus:
         """One task."""
         return self._ask("task", int(upid.id or 0), lambda: self.inner.task(upid, deadline=deadline))
+
+    def task_log(self, upid: Upid, *, deadline: float) -> tuple[str, ...]:
+        """The log of one task."""
+        return self._ask("log", int(upid.id or 0), lambda: self.inner.task_log(upid, deadline=deadline))
 
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """Start one guest."""
@@ -161,3 +166,38 @@ class HeardStore:
     def publish(self, board: Board) -> None:
         """Keep the last look."""
         self.inner.publish(board)
+
+
+@dataclass(slots=True)
+class HeardCall:
+    """`ports.HelperCall`."""
+
+    inner: HelperCall
+    past: Past
+    vmid: int
+
+    def answer(self) -> Answer | None:
+        """What it said, if it has said anything."""
+        try:
+            found = self.inner.answer()
+        except HelperLost:
+            self.past.helper_ended(self.vmid)
+            raise
+        if found is not None:
+            self.past.helper_ended(self.vmid)
+        return found
+
+
+@dataclass(slots=True)
+class HeardHelper:
+    """`ports.Helper`."""
+
+    inner: Helper
+    past: Past
+
+    def ask(self, request: Request) -> HeardCall:
+        """One request."""
+        call = self.inner.ask(request)
+        vmid = request.vmid or 0
+        self.past.helper_begins(vmid, ANSWERED_WITHIN[request.verb])
+        return HeardCall(call, self.past, vmid)

@@ -131,6 +131,7 @@ class StartedInTime(Watch):
             or truth.backup(snap, facts)
             or truth.offline(snap, facts)
             or truth.SNAPSHOT in facts.snapshots
+            or past.helper_at_work(vmid)
             or any(name for name in facts.storages if past.world.now - past.back_online.get(name, -math.inf) < 1)
         )
         if in_the_way or past.snap.node.unreadable:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from guestward.model.guest import GuestKind
-from guestward.model.task import Error, exit_status
+from guestward.sim.helper import OUR_DELETE
 from guestward.sim.log import Effect
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import Watch
 from guestward.sim.monitors.past import BIRTHS, Facts, Past, Snap
-from guestward.sim.tasks import SimTask
 
 SNAPSHOT = "vzdump"
 STATE_OF = {"snapshot": "prepare", "snapshot-delete": "delete"}
@@ -133,18 +132,13 @@ class LockProven(Watch):
             self.broken(f"{where}: {f'{owner.type} by {owner.user} runs' if owner is not None else 'its archive process lives'}")
         if not by:
             self.broken(f"{where}: its lock `{lock}` was set by somebody else than vzdump or us")
-        if not self._trace(vmid):
-            self.broken(f"{where}: no dead vzdump tells that the lock is of a backup")
+        told = any(task.upid.type == "vzdump" and task.upid.covers(vmid) for task in past.world.archive)
+        if by != OUR_DELETE and not told:
+            self.broken(f"{where}: no vzdump of it stands in PVE's history")
         if facts.lock is None:
             self.unlocked[vmid] = effect.t  # one that was lost on its way changed nothing
         if lock == "backup":  # what our own failed delete left is unlocked so that the start need not wait for tidiness (C39)
             self.deleted.discard(vmid)
-
-    def _trace(self, vmid: int) -> bool:
-        """A vzdump that ended badly and covers it, or the pid file of one that died; a delete of ours that failed."""
-        past, stale = self.past, self.past.world.vzdump.stale
-        dead = any(task.upid.type == "vzdump" and task.upid.covers(vmid) and _bad(task) for task in past.world.archive)
-        return dead or (stale is not None and stale.covers(vmid)) or vmid in self.deleted
 
     def _delete(self, effect: Effect, vmid: int) -> None:
         facts, where = self.past.snap.guests.get(vmid), f"delete-snapshot of {vmid} at {effect.t:.1f} s"
@@ -161,10 +155,6 @@ class LockProven(Watch):
         dangling = facts is not None and facts.id.kind is GuestKind.LXC and SNAPSHOT in facts.snapshots
         if dangling and vmid not in self.deleted:
             self.broken(f"start of {vmid} at {effect.t:.1f} s after its unlock at {since:.1f} s, before its snapshot was deleted")
-
-
-def _bad(task: SimTask) -> bool:
-    return task.said is not None and (task.said == "unexpected status" or isinstance(exit_status(task.said), Error))
 
 
 ALL: tuple[type[Watch], ...] = (DeadHand, OnlyTheBand, ScratchProven, LockProven)

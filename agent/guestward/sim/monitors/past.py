@@ -20,7 +20,7 @@ from guestward.model.task import Error, Ok, Upid, Warnings, exit_status
 from guestward.sim.guest import SimGuest
 from guestward.sim.log import Effect
 from guestward.sim.monitors.base import Watch
-from guestward.sim.monitors.heard import HeardHost, HeardPve, HeardStore
+from guestward.sim.monitors.heard import HeardHelper, HeardHost, HeardPve, HeardStore
 from guestward.sim.tasks import SimTask
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 STARTS = frozenset({"vzstart", "qmstart", "hastart"})
 TELLING = frozenset({"list", "config"})
 NODE_KINDS = frozenset({"host", "live", "backups", "start"})
+FOLLOWED = 2.0  # seconds after which an answer is seen
 
 
 class Facts(NamedTuple):
@@ -223,6 +224,7 @@ class Past(Watch):
         self.back_online: dict[str, float] = {}
         self.started: set[int] = set()  # VMIDs that the agent ever asked PVE to start
         self.counted: tuple[object, int, bool | None] = (None, 0, None)  # of one job: whether it counts as a sweep
+        self._helper_until: dict[int, float] = {}  # VMID -> virtual second until which its answer is waited for
         self._open: list[Sent] = []
         self._dirty: set[int] = set()
         self._objects: dict[int, SimGuest] = {}
@@ -256,9 +258,23 @@ class Past(Watch):
                 self.memory(vmid).cuts.append(self.world.now)
         self.job, self.job_over = [], True
         self.life, self.alive_since = self.life + 1, self.world.now
+        self._helper_until.clear()
         if env.store.begins_empty():
             self.begins_empty()
-        return replace(env, pve=HeardPve(env.pve, self), host=HeardHost(env.host, self), store=HeardStore(env.store, self))
+        doors = HeardPve(env.pve, self), HeardHost(env.host, self), HeardStore(env.store, self), HeardHelper(env.helper, self)
+        return replace(env, pve=doors[0], host=doors[1], store=doors[2], helper=doors[3])
+
+    def helper_begins(self, vmid: int, longest: float) -> None:
+        """The helper was asked for something; its answer may take that long, whenever it acts."""
+        self._helper_until[vmid] = self.world.now + longest + FOLLOWED
+
+    def helper_ended(self, vmid: int) -> None:
+        """It answered, or it is known that it never will."""
+        self._helper_until.pop(vmid, None)
+
+    def helper_at_work(self, vmid: int) -> bool:
+        """Whether the agent cannot know yet what the helper has done to that guest."""
+        return self.world.now <= self._helper_until.get(vmid, -math.inf)
 
     def asked(self, kind: str, vmid: int) -> Asked:
         """The agent asks something. Returns the entry, in which the door notes how it went."""

@@ -85,6 +85,11 @@ def unprovable(past: Past, snap: Snap) -> str:
     return f"Sys.Audit on {node} is missing" if (node, "Sys.Audit") in past.lost() else ""
 
 
+def tasks_unseen(past: Past) -> bool:
+    """Whether this look could not see which tasks run."""
+    return not past.asked_ok("active") or (f"/nodes/{past.world.node}", "Sys.Audit") in past.lost()
+
+
 def task_on(snap: Snap, id: GuestId) -> Upid | None:
     """A running task of that guest other than its backup."""
     return next((upid for upid in snap.tasks if upid.id == str(id.vmid) and upid.type != "vzdump"), None)
