@@ -11,7 +11,7 @@ from guestward.model.memory import Hold
 from guestward.model.observation import UnitState
 from guestward.model.reading import Unreadable
 from guestward.model.task import Ok
-from guestward.policy.gate import gate, is_bulk, reasons
+from guestward.policy.gate import gate, is_bulk, is_stopping, reasons
 from tests.unit.build import AT, golden, hold, host, resources, task
 
 SILENT = Unreadable("permission denied")
@@ -99,6 +99,13 @@ def test_a_pve_guests_that_has_not_begun_15_min_after_boot_is_worth_a_warning(st
 def test_a_host_that_is_stopping_is_closed(system: Any, closed: tuple[str, ...]) -> None:
     """C14."""
     assert shut(judge(system=system)) == closed
+    assert is_stopping(host(system=system), AT) is ("stopping" in closed)
+
+
+@pytest.mark.parametrize(("active", "stopping"), [("active", False), ("deactivating", True), ("activating", False)])
+def test_a_pve_guests_that_stops_the_guests_is_a_host_that_goes_down(active: str, stopping: bool) -> None:
+    """And one that is not up yet is not."""
+    assert is_stopping(host(pve_guests=UnitState("loaded", active, "start", "enabled")), AT) is stopping
 
 
 @pytest.mark.parametrize(

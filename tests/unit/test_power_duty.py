@@ -1050,6 +1050,16 @@ def test_c14_three_guests_stopped_by_others_at_once_are_a_mass_stop_for_15_min()
     assert set(sim.world.guests) == {effect.vmid for effect in sim.world.effects}
 
 
+def test_all_guests_of_a_host_that_goes_down_are_no_mass_stop() -> None:
+    sim = simulation()
+    sim.world.at(20, lambda: setattr(sim.world, "pve_guests", UnitState("loaded", "deactivating", "stop", "enabled")))
+    for vmid in (101, 102, 103):
+        sim.world.add(vmid)
+        sim.world.at(30, lambda vmid=vmid: sim.world.stop(vmid))
+    sim.run(300)
+    assert [entry.fields["reasons"] for entry in lines(sim, "host_gate_closed")] == [["stopping"]]
+
+
 def test_a_mass_stop_is_not_prolonged_by_a_guest_that_crashes_in_it() -> None:
     """It counts from its detection."""
     sim = simulation()

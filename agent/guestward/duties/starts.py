@@ -211,7 +211,7 @@ class Starter:
         at = self.state.env.clock.boottime()
         down_s = round(at - memory.down_since) if memory.down_since is not None else None
         good = attempt.outcome in (Outcome.STARTED, Outcome.UNCHANGED, Outcome.HANDED_TO_HA)
-        after = f", after {down_s} s" if attempt.outcome is Outcome.STARTED and down_s is not None else ""
+        after = f", {down_s} s after it was first seen down" if attempt.outcome is Outcome.STARTED and down_s is not None else ""
         self.state.env.journal.emit(
             Event.START_RESULT,
             Level.INFO if good else Level.WARN,

@@ -71,14 +71,21 @@ class Event:
     HOST_WARNING = _kind("host_warning", _W, "reason", "Something about the host's boot needs a person's eye.")
     GUEST_DOWN = _kind("guest_down", _I, "evidence cause", "A guest that ran, or should run, was seen stopped.", guest=True)
     GUEST_WAITING = _kind("guest_waiting", _I, "evidence cause", "The guest stays down for now, and why; once per guard.", guest=True)
-    GUEST_UP = _kind("guest_up", _I, "down_s", "A guest that was down runs again and we did not start it.", guest=True)
+    GUEST_UP = _kind(
+        "guest_up",
+        _I,
+        "down_s",
+        "A guest that was down runs again and we did not start it. down_s: since it was first seen down.",
+        guest=True,
+    )
     GUEST_FORGOTTEN = _kind("guest_forgotten", _I, "reason", "The guest left the pool, moved to another node or was destroyed.", guest=True)
     START_ATTEMPT = _kind("start_attempt", _I, "attempt of cause upid", "A start was sent.", guest=True)
     START_RESULT = _kind(
         "start_result",
         (_I, _W),
         "attempt outcome reason upid down_s",
-        "How the attempt ended: started (seen running with a pid in two reads), failed, unknown, unchanged or handed_to_ha.",
+        "How the attempt ended: started (seen running with a pid in two reads), failed, unknown, unchanged or handed_to_ha. down_s: since it was "
+        "first seen down.",
         guest=True,
     )
     GIVEN_UP = _kind(

@@ -35,6 +35,11 @@ def gate(
     return Gate(tuple(closures), tuple(warnings))
 
 
+def is_stopping(host: HostState, at: float) -> bool:
+    """Whether the host, or PVE's service that stops all guests, is seen to be going down. at: seconds since host boot."""
+    return any(closure.reason is GateReason.STOPPING for closure in _phase(host, at, []))
+
+
 def _phase(host: HostState, at: float, warnings: list[str]) -> Iterator[Closure]:
     """Boot and stop. `startall` waits for quorum without end, so `activating` may last; nothing is started while it does (C15, C16)."""
     if isinstance(host.system, Unreadable):

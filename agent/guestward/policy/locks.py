@@ -346,8 +346,8 @@ def _left(case: LockCase, task: Task, seen: Visit | None) -> str:
     """How that vzdump left the lock, in words; "" where it did not, or nobody can say.
 
     One that was killed at this guest left whatever was there. One that failed cleans up after itself; where that fails, too, the task is
-    over a moment later, if it was for this guest alone. A snapshot that it cannot delete keeps the lock `snapshot-delete` however it ends, and
-    it says so and ends well (VZDump/LXC.pm:cleanup).
+    over a moment later, if it was for this guest alone. A snapshot that it cannot delete keeps the lock `snapshot-delete` however it ends,
+    and it says so and ends well (VZDump/LXC.pm:cleanup).
     """
     if seen is None or not seen.locked:
         return ""

@@ -142,7 +142,11 @@ def _runs(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules
         return replace(memory, running=True)  # the attempt itself will say when and how it ended
     if memory.down_since is not None and memory.announced:
         down_s = round(obs.at - memory.down_since)
-        notices.append(_notice(Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be ({down_s} s)", down_s=down_s))
+        notices.append(
+            _notice(
+                Event.GUEST_UP, memory, f"runs again; not started by us, or not known to be; first seen down {down_s} s ago", down_s=down_s
+            )
+        )
     steady = seen.lock is None and not memory.not_working and not _troubled_state(seen, obs)
     since = max(memory.stable_since or obs.at, obs.at - seen.uptime(obs.at)) if steady else None
     # The write of a memory that does not change is spared: `since` moves only when the guest was restarted between two looks.
