@@ -96,6 +96,10 @@ class Pve(Protocol):
         """
         ...
 
+    def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
+        """The same of vzdumps alone: 500 of them reach back further than 500 tasks of any type."""
+        ...
+
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """`GET /access/permissions`: path -> privilege -> whether it is handed down. A key means that it is held (pve-facts E3)."""
         ...

@@ -658,12 +658,19 @@ def test_the_history_is_read_only_for_a_lock_that_nothing_else_speaks_against_an
         sim.world.add(vmid)
     sim.world.at(30, lambda: sim.world.lock(103, "migrate"))
     sim.run(301)
-    assert not [t for t in reads(sim, "source=archive") if t > 0]
+    assert not [t for t in reads(sim, "typefilter=vzdump") if t > 0]
     sim.world.lock(101, "backup")
     sim.world.lock(102, "backup")
     sim.run(601)
-    assert {t: n for t, n in reads(sim, "source=archive").items() if t > 301} == {t: 1 for t in (360.0, 420.0, 480.0, 540.0, 600.0)}
+    assert {t: n for t, n in reads(sim, "typefilter=vzdump").items() if t > 301} == {t: 1 for t in (360.0, 420.0, 480.0, 540.0, 600.0)}
     assert verdicts(sim) == {101: LockVerdict.NO_TRACE, 102: LockVerdict.NO_TRACE, 103: LockVerdict.NOBODYS_BUSINESS}
+
+
+def test_the_log_of_a_dead_backup_is_read_once() -> None:
+    sim = killed(simulation(locks={"recover": "report"}))
+    sim.run(1800)
+    assert verdicts(sim) == {101: LockVerdict.STALE}
+    assert sum(reads(sim, "/log").values()) == 1
 
 
 # ---------------------------------------------------------------------------------------------------- people

@@ -329,7 +329,7 @@ def test_a_lock_older_than_all_that_the_history_shows_is_not_known(length: int, 
     assert (decision.verdict is LockVerdict.NO_TRACE) is known
     if not known:
         assert (decision.verdict, decision.checks[-1].name) == (LockVerdict.UNKNOWN, "trace")
-        assert decision.evidence == f"the lock is older than the {length} newest tasks, and more are not shown"
+        assert decision.evidence == f"the lock is older than the {length} newest backups, and more are not shown"
 
 
 NO_TRACE: dict[str, Task] = {

@@ -160,6 +160,12 @@ def test_recorded_pool(rig: Rig) -> None:
     assert rig.seen == ["GET /pools?poolid=guestward"]
 
 
+def test_backups_alone_are_asked_for_by_their_type(rig: Rig) -> None:
+    rig.server.actions = [recorded("tasks-past")]
+    assert rig.client().past_backups(deadline=rig.within())[2].status == Error("VM is locked (backup)")
+    assert rig.seen == ["GET /nodes/pve1/tasks?source=archive&typefilter=vzdump&limit=500"]
+
+
 def test_nested_pool_is_one_parameter(rig: Rig) -> None:
     rig.server.actions = [answer([{"poolid": "a/b", "members": []}])]
     assert rig.client().members("a/b", deadline=rig.within()) == ()

@@ -339,6 +339,11 @@ class ProxmoxPve:
         rows = self._rows(deadline, "nodes", self.node, "tasks", source="archive", limit=ARCHIVE_PAGE)
         return tuple(_task(row) for row in rows)
 
+    def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
+        """See `Pve.past_backups`; the 500 newest (pve-manager API2/Tasks.pm `typefilter`, an exact match)."""
+        rows = self._rows(deadline, "nodes", self.node, "tasks", source="archive", typefilter="vzdump", limit=ARCHIVE_PAGE)
+        return tuple(_task(row) for row in rows)
+
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """See `Pve.privileges`. The value is the propagate flag, the key is the grant (pve-facts E3)."""
         paths = self._object(deadline, "access", "permissions")

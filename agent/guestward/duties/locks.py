@@ -197,9 +197,9 @@ class LockRecovery:
         self._show(tuple(decisions))
 
     def _history(self) -> Reading[tuple[Task, ...]]:
-        """Ended tasks of any boot: a lock of snapshots outlives one."""
+        """Ended vzdumps of any boot: a lock of snapshots outlives one."""
         try:
-            return self.state.env.pve.past_tasks(deadline=self.deadline)
+            return self.state.env.pve.past_backups(deadline=self.deadline)
         except PveError as error:
             return Unreadable(str(error))
 

@@ -84,8 +84,8 @@ class Event:
         "start_result",
         (_I, _W),
         "attempt outcome reason upid down_s",
-        "How the attempt ended: started (seen running with a pid in two reads), failed, unknown, unchanged or handed_to_ha. down_s: since it was "
-        "first seen down.",
+        "How the attempt ended: started (seen running with a pid in two reads), failed, unknown, unchanged or handed_to_ha. "
+        "down_s: since it was first seen down.",
         guest=True,
     )
     GIVEN_UP = _kind(

@@ -36,7 +36,7 @@ PASSING = frozenset(
 """Refusals that say that the world is another one than was seen a moment ago; told only when they come again and again."""
 OFTEN = 3  # refusals of that kind in a row
 EARLY = 1.0  # looks come once a minute, and now and then one comes milliseconds early
-HISTORY_PAGE = 500  # ended tasks that are asked for; PVE keeps about 2000 (pve-facts D6)
+HISTORY_PAGE = 500  # ended vzdumps that are asked for; PVE keeps about 2000 tasks of all types (pve-facts D6)
 CLOCK_SLACK = 2.0  # starts and ends of tasks are whole seconds
 
 
@@ -333,7 +333,7 @@ def _left_by_vzdump(case: LockCase, history: tuple[Task, ...]) -> LockCheck:
             return LockCheck("trace", True, f"a vzdump by {task.upid.user} for {task.upid.id or 'several guests'} {how}")
     written = case.written[case.id]
     if len(history) >= HISTORY_PAGE and min(task.upid.starttime for task in history) > written:
-        return LockCheck("trace", None, f"the lock is older than the {len(history)} newest tasks, and more are not shown")
+        return LockCheck("trace", None, f"the lock is older than the {len(history)} newest backups, and more are not shown")
     return LockCheck("trace", False, "no vzdump that died was at this guest when the lock came")
 
 

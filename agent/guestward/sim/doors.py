@@ -275,6 +275,12 @@ class SimPve:
         path = f"/nodes/{self.node}/tasks?source=archive"
         return self._ask("GET", path, deadline, lambda: self._rows(self.world.archive, ARCHIVE_PAGE))
 
+    def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
+        """The vzdumps among them."""
+        path = f"/nodes/{self.node}/tasks?source=archive&typefilter=vzdump"
+        backups = (task for task in self.world.archive if task.upid.type == "vzdump")
+        return self._ask("GET", path, deadline, lambda: self._rows(backups, ARCHIVE_PAGE))
+
     def _rows(self, tasks: Iterable[SimTask], limit: int | None = None) -> tuple[Task, ...]:
         sees_all = self.may("Sys.Audit", f"/nodes/{self.node}")
         shown = (task.as_row() for task in tasks if sees_all or task.upid.user == self.token_id)

@@ -62,6 +62,10 @@ class HeardPve:
         """Ended tasks."""
         return self._ask("archive", 0, lambda: self.inner.past_tasks(deadline=deadline))
 
+    def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
+        """Ended vzdumps."""
+        return self._ask("archive", 0, lambda: self.inner.past_backups(deadline=deadline))
+
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """The token's privileges."""
         return self._ask("privileges", 0, lambda: self.inner.privileges(deadline=deadline))
