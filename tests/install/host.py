@@ -17,7 +17,22 @@ from .programs import Standin
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "install/host-install.sh"
-TOOLS = "pveversion hostname id getent adduser usermod chown stat mv rm dpkg-deb dpkg-query apt-get systemctl".split()
+TOOLS = (
+    "pveversion",
+    "hostname",
+    "id",
+    "getent",
+    "adduser",
+    "usermod",
+    "chown",
+    "stat",
+    "mv",
+    "rm",
+    "dpkg-deb",
+    "dpkg-query",
+    "apt-get",
+    "systemctl",
+)
 PROGRAMS = ("pveum", "pvesh", "guestward")
 USER, TOKEN = "guestward-pve1@pve", "guestward-pve1@pve!agent"
 SCRATCH = {"VM.Audit", "VM.PowerMgmt", "VM.Allocate", "VM.Config.Disk", "VM.Config.Options"}
@@ -66,7 +81,7 @@ class Host:
 
     def __init__(self, folder: Path, version: str = "9.1.3") -> None:
         self.root, self.bin, self.at = folder, folder / "bin", folder / "standin"
-        self.major = int(version.split(".")[0])
+        self.major = int(version.partition(".")[0])
         for path in (
             "bin",
             "standin/units",
@@ -119,7 +134,9 @@ class Host:
         env = {"PATH": f"{self.bin}:/usr/bin:/bin:/usr/sbin:/sbin", "STANDIN": str(self.root), "STANDIN_PORT": str(port())}
         env |= {"GUESTWARD_ROOT": str(self.root), **environ}
         argv = ["bash", *(["-x"] if trace else []), str(SCRIPT), *words]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, start_new_session=True, timeout=120)
+        done = subprocess.run(
+            argv, check=False, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, start_new_session=True, timeout=120
+        )
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def ran(self, *words: str, code: int = 0, **environ: str) -> Ran:

@@ -208,7 +208,7 @@ def user_list(access: Standin, words: list[str], given: Options) -> None:
     for user, about in sorted(access.users.items()):
         row: dict[str, Any] = {"enable": int(about["enable"]), "expire": int(about["expire"]), "userid": user}
         row |= {"realm-type": user.partition("@")[2]} if user.endswith(("@pve", "@pam")) else {}
-        rows.append(row | ({"comment": about["comment"]} if about["comment"] else {}))
+        rows.append(row | ({"comment": about["comment"], "email": about["email"]} if about["comment"] else {}))
     access.show(rows)
 
 
@@ -306,8 +306,9 @@ def pool_modify(access: Standin, words: list[str], given: Options) -> None:
 def pool_delete(access: Standin, words: list[str], given: Options) -> None:
     if words[0] not in access.pools:
         raise Failed(f"delete pool failed: pool '{words[0]}' does not exist")
-    if access.pools[words[0]][1]:
-        raise Failed(f"delete pool failed: pool '{words[0]}' is not empty (contains VM {access.pools[words[0]][1][0]})")
+    there = [vmid for vmid in access.pools[words[0]][1] if list(access.folder.glob(f"nodes/*/*/{vmid}.conf"))]
+    if there:  # a VMID without a guest is no member that counts
+        raise Failed(f"delete pool failed: pool '{words[0]}' is not empty (contains VM {there[0]})")
     del access.pools[words[0]]
     access.acl.pop(f"/pool/{words[0]}", None)
     access.write("delete pool failed", "pool", "delete", words[0])
