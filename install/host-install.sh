@@ -240,7 +240,7 @@ check_host() {
     local version here mode
     [ "$(id -u)" = 0 ] || fail user 'this is not root' "sudo $0 $COMMAND"
     exec 9>"$ROOT/run/guestward-install.lock"
-    flock -n 9 || fail lock 'another run of this script is at work' 'wait for it'
+    flock -w 10 9 || fail lock 'another run of this script is at work' 'wait for it'
     command -v pveversion >/dev/null || fail 'Proxmox VE' 'pveversion is not there' 'this script is for a Proxmox VE host'
     ask version pveversion
     [[ $version =~ ^pve-manager/(([0-9]+)[0-9.]*) ]] || fail 'Proxmox VE' "nobody knows this version: $version"

@@ -94,7 +94,7 @@ class Host:
             (folder / path).mkdir(parents=True)
         self.pve = folder / "etc/pve"
         (self.pve / "local").symlink_to("nodes/pve1")
-        (self.pve / "user.cfg").write_text("user:root@pam:1:0::::::\nuser:ops@pve:1:0::::::\n")
+        (self.pve / "user.cfg").write_text("user:ops@pve:1:0::::::\nuser:root@pam:1:0::::::\n")
         (self.pve / "pve-root-ca.pem").write_text("")
         self.write("version", version)
         self.write("pveversion", f"pve-manager/{version}/0000000000000000 (running kernel: 6.18.44)")
