@@ -27,6 +27,7 @@ TOKEN=agent
 ROLE_NAMES=(GuestwardPool GuestwardNode GuestwardStorage GuestwardScratch)
 SEP=$'\x1f' # between the fields of a row: no text of PVE's holds it, and unlike a tab it keeps empty fields apart
 
+ROLES='' USERS='' PVE_POOLS='' ACLS='' TOKENS='' # what PVE knows, as rows
 DRY=0 YES=0 PURGE=0 EXEC='' NODE='' BAND='' LISTEN='' DEB='' POOLS=() ADD=()
 
 usage() {
@@ -129,11 +130,22 @@ ask() { # VARIABLE COMMAND...: keep what it answers, or end with the reason.
     answer=$("$@" 2>"$WORK/said") || fail "$*" "$(reason "$(<"$WORK/said")")" 'systemctl status pve-cluster; then run this again'
 }
 
-rows() { # FIELD...: a JSON list from stdin as rows of these fields.
-    python3 -IS -c '
+rows() { # VARIABLE=FIELD,FIELD...: each of the JSON lists on stdin, as rows of these fields, into its variable.
+    local found name line
+    found=$(python3 -IS -c '
 import json, sys
-for row in json.load(sys.stdin):
-    print("\x1f".join(" ".join(str(row.get(field, "")).split()) for field in sys.argv[1:]))' "$@"
+text, decoder = sys.stdin.read().lstrip(), json.JSONDecoder()
+for argument in sys.argv[1:]:
+    name, _, fields = argument.partition("=")
+    values, end = decoder.raw_decode(text)
+    text = text[end:].lstrip()
+    for value in values:
+        print(name, "\x1f".join(" ".join(str(value.get(field, "")).split()) for field in fields.split(",")))' "$@")
+    for name in "$@"; do printf -v "${name%%=*}" ''; done
+    while IFS= read -r line; do
+        name=${line%% *}
+        [ -z "$name" ] || printf -v "$name" '%s%s\n' "${!name}" "${line#* }"
+    done <<<"$found"
 }
 
 note_rights() { # MAP: {path: privileges} from stdin into MAP[path]. The key is the grant: PVE's value is only its propagate flag.
@@ -155,7 +167,7 @@ has() { [[ $'\n'$1$'\n' == *$'\n'"$2"$'\n'* ]]; } # LINES LINE
 row() { # ROWS FIRST-FIELD: that row, or nothing
     local line
     while IFS= read -r line; do
-        [[ $line != "$2$SEP"* ]] || echo "$line"
+        [[ $line$SEP != "$2$SEP"* ]] || echo "$line"
     done <<<"$1"
 }
 
@@ -314,29 +326,22 @@ PYTHON
 
 # Everything that PVE knows of users and rights, once.
 read_pve() {
-    local found
-    ask found pveum role list --output-format json
-    ROLES=$(rows roleid privs <<<"$found")
-    ask found pveum user list --output-format json
-    USERS=$(rows userid enable expire comment <<<"$found")
-    ask found pveum pool list --output-format json
-    PVE_POOLS=$(rows poolid comment <<<"$found")
-    read_acls
-    read_tokens
+    local roles users pools acls tokens=[]
+    ask roles pveum role list --output-format json
+    ask users pveum user list --output-format json
+    ask pools pveum pool list --output-format json
+    ask acls pveum acl list --output-format json
+    if [[ $users == *"\"$USER_ID\""* ]]; then ask tokens pveum user token list "$USER_ID" --output-format json; fi
+    rows ROLES=roleid,privs USERS=userid,enable,expire,comment PVE_POOLS=poolid ACLS=path,type,ugid,roleid,propagate \
+        TOKENS=tokenid,privsep,expire <<<"$roles $users $pools $acls $tokens"
     # Whether commands may be run in guests is kept as it is, unless install says it anew.
     if [ "$COMMAND" != install ] && [ "$EXEC" != 1 ] && [[ $ACLS == *"$SEP$TOKEN_ID${SEP}GuestwardExec$SEP"* ]]; then EXEC=1; fi
 }
 
 read_acls() {
-    local found
-    ask found pveum acl list --output-format json
-    ACLS=$(rows path type ugid roleid propagate <<<"$found")
-}
-
-read_tokens() {
-    local found=[]
-    [ -z "$(row "$USERS" "$USER_ID")" ] || ask found pveum user token list "$USER_ID" --output-format json
-    TOKENS=$(rows tokenid privsep expire <<<"$found")
+    local acls
+    ask acls pveum acl list --output-format json
+    rows ACLS=path,type,ugid,roleid,propagate <<<"$acls"
 }
 
 # The band is where this node's agent may destroy guests: two agents must never share one.
@@ -433,7 +438,7 @@ make_pools() {
             already "pool $pool"
         else
             act "pool $pool" pveum pool add "$pool" --comment 'Guests that Guestward keeps up'
-            PVE_POOLS+=$'\n'"$pool$SEP"
+            ((DRY)) || PVE_POOLS+=$pool$'\n'
         fi
     done
 }
@@ -452,7 +457,7 @@ for pool in json.load(sys.stdin):
 add_guests() {
     local vmid inside='' missing=''
     [ ${#ADD[@]} -gt 0 ] || return 0
-    ((DRY)) && [ -z "$(row "$PVE_POOLS" "${POOLS[0]}")" ] || inside=$(members "${POOLS[0]}")
+    [ -z "$(row "$PVE_POOLS" "${POOLS[0]}")" ] || inside=$(members "${POOLS[0]}")
     for vmid in "${ADD[@]}"; do
         if has "$inside" "$vmid"; then already "guest $vmid in pool ${POOLS[0]}"; else missing+="${missing:+,}$vmid"; fi
     done
@@ -544,9 +549,10 @@ try:
     after = tomllib.loads(text)
 except tomllib.TOMLDecodeError:
     after = {}
-for section, key, value in wanted:
-    if after.get(section, {}).get(key) != (None if value == "-" else tomllib.loads("x = " + value)["x"]):
-        sys.exit(f"a program cannot change it as it is written; set by hand in [{section}]: {key} = {value}  (- means: take it out)")
+missing = [words for words in wanted if after.get(words[0], {}).get(words[1]) != (None if words[2] == "-" else tomllib.loads("x = " + words[2])["x"])]
+if missing:
+    keys = "; ".join(f"in [{section}] {key} = {value}" for section, key, value in missing).replace("= -", "taken out")
+    sys.exit(f"a program cannot change it as it is written; set by hand {keys}")
 sys.stdout.write(text)' "$CONFIG"
 }
 
@@ -586,7 +592,7 @@ keep_token() {
     local why answer
     if [ ! -s "$SECRET" ]; then
         why='its secret is nowhere on this host'
-    elif answer=$(guestward check --config "$CONFIG" --output json --rights / 2>&1); then
+    elif answer=$(guestward check --config "$CONFIG" --output json --rights / 2>"$WORK/said"); then
         already "token $TOKEN_ID: it works, and is kept"
         [ "$(stat -c %a:%U:%G "$SECRET")" = 640:root:guestward ] || act "$SECRET for root and group guestward only" guard_secret "$SECRET"
         return
@@ -698,7 +704,7 @@ verify() {
     done
     asked=("${needed[@]}" "${forbidden[@]}")
     # As the token, over HTTPS, with the secret and the trust that the agent uses.
-    json=$(guestward check --config "$CONFIG" --output json --rights "${asked[@]}" 2>&1) ||
+    json=$(guestward check --config "$CONFIG" --output json --rights "${asked[@]}" 2>"$WORK/said") ||
         fail verify "the token could not be used: $(token_fault <<<"$json" || true)" "$0 repair; guestward check"
     note_rights token_may <<<"$json"
     # The user as root. PVE lists every path that an entry or a pool names, if anything is held there: so one that is not listed can
@@ -803,7 +809,7 @@ say_repair() { # FAULTS
 
 # Entries before the token and the user that they name, and both before the roles: the other way round PVE leaves them dangling.
 uninstall() {
-    ((!HERE)) || stop_units
+    if ((HERE)); then stop_units; fi
     remove_grants
     remove_tokens
     remove_user

@@ -39,10 +39,12 @@ class Standin(Access):
         if (self.at / "pmxcfs-down").exists():
             lines = [f"ipcc_send_rec[{n}] failed: Connection refused" for n in (1, 2, 3)]
             return 111, "", "\n".join([*lines, "Unable to load access control list: Connection refused", ""])
-        warnings = "".join(f"{warning}\n" for warning in self.warnings)
+        warnings = "" if program == "guestward" else "".join(f"{warning}\n" for warning in self.warnings)
         try:
             {"pveum": pveum, "pvesh": pvesh, "guestward": guestward}[program](self, words)
         except Failed as failed:
+            if program == "guestward":  # JSON goes to stdout, also when it is an error
+                return 1, f"{failed}\n", ""
             return 255, self.out, f"{warnings}{failed}\n"
         return 0, self.out, warnings
 

@@ -153,13 +153,10 @@ def _run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from guestward.cli.caller import become_service_user
     from guestward.cli.check import check
+    from guestward.cli.rights import rights
 
     note = become_service_user()
-    if args.rights:
-        from guestward.cli.rights import rights
-
-        return rights(_config(args), args.rights, args.output)
-    return check(_config(args), args.output, note)
+    return rights(_config(args), args.rights, args.output) if args.rights else check(_config(args), args.output, note)
 
 
 def _status(args: argparse.Namespace) -> int:
