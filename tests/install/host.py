@@ -108,11 +108,19 @@ class Host:
             (self.bin / program).symlink_to(HERE / "call.sh")
         shutil.copy(HERE / "call.sh", self.at / "guestward")
         # An interpreter that is started in an instant, whatever the test machine calls python3.
-        self.program("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (self.bin / "python3").symlink_to(Path(sys.executable).resolve())
         for unit in ("guestward.service", "guestward-helper.socket"):
             self.write(f"units/{unit}", "")
         self.guest(101)
         self.guest(200, "qemu-server")
+
+    def copy(self, folder: Path) -> Host:
+        """The same host in another folder."""
+        shutil.copytree(self.root, folder, symlinks=True)
+        host = Host.__new__(Host)
+        host.root, host.bin, host.at, host.pve, host.major = folder, folder / "bin", folder / "standin", folder / "etc/pve", self.major
+        host.config.write_text(self.config.read_text().replace(str(self.root), str(folder)))
+        return host
 
     def program(self, name: str, text: str) -> None:
         (self.bin / name).unlink(missing_ok=True)

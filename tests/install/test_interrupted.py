@@ -9,7 +9,7 @@ import pytest
 from .host import SCRATCH, TOKEN, USER, Host
 
 VERSIONS = ("8.4.21", "9.1.3")
-INSTALL = ("install", "--yes", "--band", "990000-990001", "--add-guests", "101", "--enable-exec")
+INSTALL = ("install", "--yes", "--band", "990000-990000", "--add-guests", "101")
 KILLED = -9
 
 
@@ -88,7 +88,7 @@ def test_a_step_that_fails_says_why_and_the_next_run_goes_on(tmp_path: Path) -> 
         again = host.steps == before or not done
         done, before = (4 if "token" in last else done + 1 if again else 1), host.steps
         assert len(seen := [*seen, last]) < 60
-    assert len(failed) >= 16
+    assert len(failed) >= 13
     assert state(host) == state(undisturbed)
 
 
@@ -104,18 +104,19 @@ def test_uninstall_of_what_is_half_installed(tmp_path: Path) -> None:
         access = host.access
         assert (access.own_roles, access.acl, access.warnings, access.secrets) == ({}, {}, [], {})
         assert USER not in access.users and not host.secret.exists()
-    assert number > 20
+    assert number > 16
 
 
 def test_what_is_granted(tmp_path: Path) -> None:
     """To the user and the token, each of them."""
-    access = clean(tmp_path / "host", VERSIONS[1]).access
+    host = clean(tmp_path / "host", VERSIONS[1])
+    host.ran(*INSTALL, "--enable-exec")
+    access = host.access
     for who in (USER, TOKEN):
         assert {path: set(access.effective(who, path)) for path in access.acl} == {
             "/pool/guestward": {"VM.Audit", "VM.PowerMgmt", "Pool.Audit", "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted"},
             "/nodes/pve1": {"Sys.Audit"},
             "/storage": {"Datastore.Audit"},
             "/vms/990000": SCRATCH,
-            "/vms/990001": SCRATCH,
         }
     assert access.acl["/nodes/pve1"] == {who: {"GuestwardNode": 0} for who in (USER, TOKEN)}
