@@ -42,7 +42,11 @@ def plain(lines: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("version", ["8.4", "9.1"])
 def test_pveum_answers_as_recorded(version: str, tmp_path: Path) -> None:
-    """In order: roles, users, tokens, pools, ACLs, permissions, and deletions in orders that leave entries dangling."""
+    """In order: roles, users, tokens, pools, ACLs, permissions, and deletions in orders that leave entries dangling.
+
+    9.1 is a real session without its tables; 8.4 the same with the differences that were recorded there. `given` is a state that the
+    session had reached by commands that were not recorded.
+    """
     folder = host(tmp_path, version)
     config = folder / "etc/pve/user.cfg"
     for entry in json.loads((RECORDED / f"pveum-{version}.json").read_text("utf-8")):
