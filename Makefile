@@ -4,16 +4,19 @@ PYTEST := $(PY) $(if $(GUESTWARD_COVERAGE),-m coverage run -p )-m pytest
 # The fast tests use all processors, but not under coverage, which sees one process only.
 FAST := $(PYTEST) $(if $(GUESTWARD_COVERAGE),,-n auto)
 
-.PHONY: demo test unit scenarios e2e soak red-proofs mutants check lint types imports docs docs-check coverage versions bench clean help
+.PHONY: demo test unit install-tests scenarios e2e soak red-proofs mutants check lint types imports docs docs-check coverage versions bench clean help
 
 demo: .venv/ready            ## watch the real agent at work on a stand-in PVE host (about a minute)
 	@$(PY) -m guestward demo
 
-test: .venv/ready            ## everything that must pass: unit, end to end, and the red proofs
-	@$(MAKE) --no-print-directory unit scenarios e2e red-proofs
+test: .venv/ready            ## everything that must pass: unit, install script, end to end, and the red proofs
+	@$(MAKE) --no-print-directory unit install-tests scenarios e2e red-proofs
 
 unit: .venv/ready            ## the fast tests
 	@$(FAST) tests/unit tests/contract tests/helper
+
+install-tests: .venv/ready   ## the host install script, end to end against a stand-in pveum
+	@$(FAST) tests/install
 
 scenarios: .venv/ready       ## the golden scenarios; UPDATE=1 writes their logs anew
 	@$(if $(UPDATE),GUESTWARD_SCENARIOS=update )$(FAST) tests/scenarios

@@ -272,7 +272,7 @@ def test_a_wrong_secret(shared: PveHost, run: Run, tmp_path: Path) -> None:
     code, findings = run(shared, token_file=str(file))
     assert (code, bad(findings)) == (1, ["PVE API"])
     assert "401 invalid token value!" in found(findings, "PVE API")["detail"]
-    assert "a new one: pveum user token add" in found(findings, "PVE API")["hint"]
+    assert "a new one: host-install.sh repair" in found(findings, "PVE API")["hint"]
     assert "not-the-secret" not in json.dumps(findings)
 
 
@@ -604,3 +604,33 @@ def test_a_configuration_that_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "g.toml").write_text("[pve]\ntoken = 'x'\n")
     assert main(["check", "--config", str(tmp_path / "g.toml"), "--output", "json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "configuration"
+
+
+# ------------------------------------------------------------------------------------------------------------------- rights only
+
+
+def test_rights_on_paths(shared: PveHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names only; a path that is asked for is answered also where nothing is held."""
+    words = ["check", "--config", str(configuration(tmp_path, shared)), "--rights", "/vms", "/vms/989999"]
+    assert main([*words, "--output", "json"]) == 0
+    paths = json.loads(capsys.readouterr().out)["data"]["paths"]
+    assert (paths["/vms"], paths["/vms/989999"], paths["/nodes/pve1"]) == ([], [], ["Sys.Audit"])
+    assert "VM.Allocate" in paths["/vms/990009"] and "VM.Allocate" not in paths["/vms/9201"]
+    assert main(words) == 0
+    assert "/vms/989999      none\n" in capsys.readouterr().out
+
+
+def test_rights_say_whose_fault_it_is(own: PveHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "--config", str(configuration(tmp_path, own)), "--output", "json", "--rights", "/"]
+
+    def fault() -> str:
+        assert main(words) == 1
+        return str(json.loads(capsys.readouterr().out)["error"]["code"])
+
+    own.auth(False)
+    assert fault() == "token_refused"
+    own.token_file.write_text("")
+    assert fault() == "secret"
+    own.token_file.write_text("x\n")
+    own.pveproxy(False)
+    assert fault() == "api"

@@ -86,7 +86,10 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     add("run", _run, "run the agent in the foreground, for a systemd unit or a trial")
-    add("check", _check, "read everything that the agent will read, and say what is wrong and what to do")
+    check = add("check", _check, "read everything that the agent will read, and say what is wrong and what to do")
+    check.add_argument(
+        "--rights", nargs="+", metavar="PATH", help="only this: what the token may do, on these paths and wherever PVE lists something"
+    )
     add("status", _status, "what the agent saw last, for every guest; exit code 1 when nobody guards them")
     add("explain", _explain, "why a guest was started or not: every guard and what it saw").add_argument("vmid", type=_vmid, metavar="VMID")
     locks = add("locks", _locks, "every lock of a guest of ours: whose it is, since when, and what recovery thinks of it")
@@ -150,9 +153,10 @@ def _run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from guestward.cli.caller import become_service_user
     from guestward.cli.check import check
+    from guestward.cli.rights import rights
 
     note = become_service_user()
-    return check(_config(args), args.output, note)
+    return rights(_config(args), args.rights, args.output) if args.rights else check(_config(args), args.output, note)
 
 
 def _status(args: argparse.Namespace) -> int:

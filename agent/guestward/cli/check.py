@@ -124,7 +124,7 @@ class Check:
                 "token",
                 False,
                 str(error),
-                "put the secret of the token there, on one line; a new one: pveum user token add (README, Configure)",
+                "put the secret of the token there, on one line; a new one: host-install.sh repair",
             )
         with suppress(OSError):
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -157,7 +157,7 @@ class Check:
     def _api_hint(self, error: PveError) -> str:
         if isinstance(error, PveRefused) and error.status == 401:
             return (
-                f"the secret is not (or no longer) that of {self.config.pve.token_id}; a new one: pveum user token add (README, Configure)"
+                f"the secret is not (or no longer) that of {self.config.pve.token_id}; a new one: host-install.sh repair"
             )
         section = f"see host, port, ca_file, fingerprint and server_name of [pve] in {self.config.file}"
         return f"{section}; systemctl status pveproxy pvedaemon"

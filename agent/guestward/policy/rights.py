@@ -8,7 +8,7 @@ from functools import cache
 from guestward.model.observation import LostGrant
 
 Privileges = Mapping[str, Mapping[str, bool]]
-REPAIR = "grant it to the token and to its user (README, Configure)"
+REPAIR = "grant it to the token and to its user: host-install.sh repair"
 OWNERSHIP = ("VM.Audit", "VM.PowerMgmt", "Pool.Audit")
 
 
