@@ -16,7 +16,7 @@ unit: .venv/ready            ## the fast tests
 	@$(FAST) tests/unit tests/contract tests/helper
 
 install-tests: .venv/ready   ## the host install script, end to end against a stand-in pveum
-	@$(FAST) tests/install
+	@$(PY) -m pytest -n auto tests/install
 
 scenarios: .venv/ready       ## the golden scenarios; UPDATE=1 writes their logs anew
 	@$(if $(UPDATE),GUESTWARD_SCENARIOS=update )$(FAST) tests/scenarios
