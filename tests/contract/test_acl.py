@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from guestward.sim.acl import NO_ACCESS
 from guestward.sim.doors import SimPve
 from guestward.sim.world import World
 from tests.contract.recordings import ROLE, TOKEN, VERSIONS, Recorded, permissions, replayed
@@ -110,6 +111,21 @@ def test_a_deeper_entry_replaces_what_comes_from_above() -> None:
     assert world.acl.held("/vms/102") == {"VM.Audit": True, "VM.PowerMgmt": True}
     world.acl.revoke("VM.Audit", "/vms/101")
     assert world.acl.held("/vms/101") == {"VM.Audit": True, "VM.PowerMgmt": True}
+
+
+def test_no_access_takes_away_what_is_there_with_it() -> None:
+    """Its own level's and a pool's, but not what a deeper entry gives; and of the user's what the token has, and the other way round."""
+    world = World()
+    world.add(101)
+    grant("/vms", "VM.Audit", NO_ACCESS)(world)
+    grant("/pool/guestward", "VM.PowerMgmt")(world)
+    assert world.acl.held("/vms") == world.acl.held("/vms/101") == {} and "/vms" not in world.acl.listed()
+    grant("/vms/101", "VM.Audit")(world)
+    assert world.acl.held("/vms/101") == {"VM.Audit": True, "VM.PowerMgmt": False}
+    grant("/pool/guestward", NO_ACCESS, who="user")(world)
+    assert world.acl.held("/vms/101") == world.acl.held("/pool/guestward") == {}
+    world.acl.revoke(NO_ACCESS, "/pool/guestward")
+    assert world.acl.held("/vms/101") == {"VM.Audit": True, "VM.PowerMgmt": False}
 
 
 def test_roles_of_a_pool_are_added() -> None:

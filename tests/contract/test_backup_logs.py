@@ -265,7 +265,54 @@ def test_only_a_job_with_the_flock_comes_to_a_guest() -> None:
     assert log(sim) == ["INFO: trying to get global lock - waiting..."]
     assert log(sim, 1) == [JOB_101, *SNAPSHOT]
     do(sim, "backup begin stop 102", 1.0, "host stopping", 5.0)
-    assert log(sim)[1:] == ["ERROR: can't acquire lock '/var/run/vzdump.lock' - interrupted by signal", "TASK ERROR: job errors"]
+    assert log(sim)[1:] == ["ERROR: can't acquire lock '/var/run/vzdump.lock' - interrupted by signal"]
+    # A worker that does not get the flock ends without a last line (PVE/API2/VZDump.pm).
+    assert next(task.said for task in sim.world.archive if task.upid.type == "vzdump") == "unexpected status"
+
+
+def test_a_job_goes_on_after_an_interrupted_archive_of_a_container() -> None:
+    """But not after a VM's, whose signal nothing wraps (PVE/VZDump.pm:exec_backup_task)."""
+    sim = host(101)
+    sim.world.add(102, "qemu")
+    sim.world.add(103)
+    sim.world.backup_begin(101, 102, 103)
+    do(sim, 5.0)
+    sim.world.vzdump.abort()
+    do(sim, 5.0)
+    guests = sim.world.guests
+    assert [guests[vmid].lock for vmid in (101, 102, 103)] == [None, "backup", None]
+    sim.world.vzdump.abort()
+    do(sim, 5.0)
+    assert [line for line in log(sim) if "ERROR" in line] == [
+        "ERROR: Backup of VM 101 failed - command 'tar' failed: interrupted by signal",
+        "ERROR: Backup of VM 102 failed - interrupted by signal",
+        "ERROR: Backup job failed - interrupted by signal",
+        "TASK ERROR: interrupted by signal",
+    ]
+    assert not any(guest.lock for guest in guests.values()) and sim.world.vzdump.stale is not None
+
+
+def test_stop_mode_is_refused_to_a_guest_that_ha_keeps_up() -> None:
+    """Before it looks at it (pve-facts C2)."""
+    sim = host(101, 102)
+    do(sim, "ha 101 null", "ha 102 stopped")
+    sim.world.backup_begin(101, 102, mode="stop")
+    do(sim, 5.0)
+    assert sim.world.guests[101].running and not sim.world.guests[102].running
+    assert log(sim)[1:3] == [
+        "ERROR: Backup of VM 101 failed - Cannot execute a backup with stop mode on a HA managed and enabled Service. "
+        "Use snapshot mode or disable the Service.",
+        "INFO: Starting Backup of VM 102 (lxc)",
+    ]
+    do(sim, "backup end", 5.0, "backup begin snapshot 101", 5.0)
+    assert sim.world.guests[101].lock == "backup"
+
+
+def test_a_vm_that_was_resumed_while_it_was_saved() -> None:
+    sim = host(101, kind="qemu", running=False)
+    do(sim, "backup begin snapshot 101", 5.0, "start 101", 5.0, "backup end 101", 5.0)
+    assert log(sim)[-4:-2] == ["INFO: kvm status changed after backup ('running') - keep VM running", FINISHED]
+    assert sim.world.guests[101].running
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ def config(guest: GuestId) -> Ask:
     return lambda pve: pve.config(guest, deadline=1e9)
 
 
+def snapshots(guest: GuestId) -> Ask:
+    return lambda pve: pve.snapshots(guest, deadline=1e9)
+
+
 def active(pve: Any) -> object:
     return pve.active_tasks(deadline=1e9)
 
@@ -216,6 +220,8 @@ CASES: Mapping[str, tuple[Prepare, Ask]] = {
     "task-of-a-killed-worker": (both(killed, sees_tasks), task(newest)),
     "task-unknown": (NOTHING, task(lambda world: NEVER)),
     "config-not-granted": (NOTHING, config(OTHER)),
+    "snapshots": (lambda world: world.snapshot(101, "pre1"), snapshots(CT)),
+    "snapshots-after-a-killed-backup": (killed, snapshots(CT)),
     "config-restored": (restored, config(GuestId(GuestKind.LXC, 990004))),
 }
 

@@ -52,14 +52,23 @@ def ha_starts_nothing() -> bool:
     return not world.guests[101].running
 
 
-def startall_in_turn() -> bool:
+def ha_stops_at_once() -> bool:
     world = host()
-    for vmid in (101, 102):
+    world.add(101, ha=("started",))
+    world.stop(101, "name@pve")
+    assert [(task.upid.type, task.upid.user) for task in world.archive] == [("vzstop", "root@pam"), ("hastop", "name@pve")]
+    return not world.guests[101].running
+
+
+def startall_workers() -> bool:
+    world = World(version="9.2")
+    for vmid in (101, 102, 103, 104):
         world.add(vmid, running=False)
     world.phases.enter("booting")
     world.phases.enter("up")
     world.advance(60.0)
-    return world.guests[102].since - world.guests[101].since >= 1.0
+    first, *rest = (world.guests[vmid].since for vmid in (101, 102, 103, 104))
+    return rest == [first, first, first + 1.0]
 
 
 def others_need_no_quorum() -> bool:
@@ -77,19 +86,26 @@ def no_suspend_mode() -> bool:
 
 
 def interrupted_job_ends() -> bool:
-    """The recorded message is not the one after which the job itself ends (PVE/VZDump.pm:exec_backup_task)."""
+    """The recorded message is not the one after which the job itself ends; the one that waits is sent no signal (PVE/VZDump.pm)."""
     world = host()
     for vmid in (101, 102):
         world.add(vmid)
     world.backup_begin(101, 102)
+    world.backup_begin(102)
     world.advance(5.0)
-    job = world.jobs[0]
-    world.vzdump.abort()
-    world.advance(5.0)
+    job, _ = world.jobs
+    world.phases.enter("stopping")
     log = job.task.lines()
-    return "ERROR: Backup of VM 101 failed - command 'tar' failed: interrupted by signal" in log and not any(
-        "VM 102" in line for line in log
-    )
+    assert "ERROR: Backup of VM 101 failed - command 'tar' failed: interrupted by signal" in log
+    return not world.jobs and not any("VM 102" in line for line in log)
+
+
+def vm_in_a_backup_powers_off() -> bool:
+    world = host()
+    world.add(200, "qemu")
+    world.backup_begin(200)
+    world.die(200)
+    return world.guests[200].qmp == "shutdown"
 
 
 def logs_of_backups_alone() -> bool:
@@ -141,7 +157,9 @@ def all_storages_offline() -> bool:
 PROVEN: dict[str, Callable[[], bool]] = {
     "coarse-by-default": coarse_by_default,
     "ha-starts-nothing": ha_starts_nothing,
-    "startall-in-turn": startall_in_turn,
+    "ha-stops-at-once": ha_stops_at_once,
+    "startall-workers": startall_workers,
+    "vm-in-a-backup-powers-off": vm_in_a_backup_powers_off,
     "others-need-no-quorum": others_need_no_quorum,
     "no-suspend-mode": no_suspend_mode,
     "interrupted-job-ends": interrupted_job_ends,

@@ -72,8 +72,9 @@ WRONG = {
     "a phase that is none": (HEAD + '[host]\n\nphase = "down"', None, 'phase: must be one of "up", "booting", "stopping"'),
     "no name of a node": (HEAD + '[host]\nnode = "pve 1"', None, "node: must be a node name"),
     "a long name of a node": (HEAD + f'[host]\nnode = "{"x" * 64}"', None, "node: must be a node name: letters, digits and -, 63 at most"),
-    "no version": (HEAD + "[host]\nversion = 9.1", None, 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1"'),
-    "version 7": (HEAD + '[host]\nversion = "7.4"', None, 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1"'),
+    "no version": (HEAD + "[host]\nversion = 9.1", None, 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1.2"'),
+    "version 7": (HEAD + '[host]\nversion = "7.4"', None, 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1.2"'),
+    "fine grained": (HEAD + '[host]\nfine_grained = "yes"', None, "fine_grained: must be true or false"),
     "quorate in words": (HEAD + '[host]\nquorate = "yes"', None, "quorate: must be true or false"),
     # [config.*]
     "config is no table": (HEAD + "config = 3", None, "config must be written as [config.SECTION]"),
@@ -406,9 +407,12 @@ def test_everything_that_can_be_said_of_a_guest(tmp_path: Path) -> None:
 
 
 def test_the_host(tmp_path: Path) -> None:
-    sim = read(tmp_path, HEAD + '[host]\nnode = "n2"\nphase = "booting"\nquorate = false\nversion = "8.4"').simulation()
+    sim = read(
+        tmp_path, HEAD + '[host]\nnode = "n2"\nphase = "booting"\nquorate = false\nversion = "8.4"\nfine_grained = true'
+    ).simulation()
     world = sim.world
     assert (world.node, world.phases.phase, world.quorate, world.pve_version) == ("n2", "booting", False, "8.4")
+    assert world.fine_grained and not read(tmp_path, HEAD).simulation().world.fine_grained
     assert world.token_id == sim.config.pve.token_id == "guestward-n2@pve!agent"
 
 

@@ -117,6 +117,7 @@ FORMS: dict[str, Call] = {
     "backup kill archive 90s 101": ("world.backup_kill", 101, 90.0),
     "grant VM.Audit /pool/guestward": ("world.acl.grant", "VM.Audit", "/pool/guestward", "both", {"propagate": True}),
     "grant VM.Audit / token": ("world.acl.grant", "VM.Audit", "/", "token", {"propagate": True}),
+    "grant NoAccess /vms/102": ("world.acl.grant", "NoAccess", "/vms/102", "both", {"propagate": True}),
     "grant Sys.Audit /nodes/pve1 user nopropagate": ("world.acl.grant", "Sys.Audit", "/nodes/pve1", "user", {"propagate": False}),
     "grant Sys.Audit /nodes/pve1 nopropagate": ("world.acl.grant", "Sys.Audit", "/nodes/pve1", "both", {"propagate": False}),
     "revoke VM.GuestAgent.Audit /vms/101": ("world.acl.revoke", "VM.GuestAgent.Audit", "/vms/101", "both"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 Privileges = Mapping[str, bool]
 NONE: Privileges = {}
 SUBJECTS = ("user", "token")
+NO_ACCESS = "NoAccess"  # a role that takes all others away; here it is granted and revoked as if it were a privilege
 
 
 @dataclass(slots=True)
@@ -44,7 +45,8 @@ class Acl:
 
     def held(self, path: str) -> Privileges:
         """What the token has on a path, with the propagate flag as `/access/permissions` shows it."""
-        of_user, of_token = (self._of(subject, path) for subject in SUBJECTS)
+        both = [self._of(subject, path) for subject in SUBJECTS]
+        of_user, of_token = (NONE if NO_ACCESS in of else of for of in both)
         return {privilege: flag and of_user[privilege] for privilege, flag in of_token.items() if privilege in of_user}
 
     def listed(self) -> dict[str, Privileges]:
@@ -54,7 +56,10 @@ class Acl:
         return {path: held for path in sorted(paths) if (held := self.held(path))}
 
     def _of(self, subject: str, path: str) -> dict[str, bool]:
-        """A deeper entry replaces what comes from above; roles on a pool are added to its members and never handed down."""
+        """A deeper entry replaces what comes from above; roles on a pool are added to its members and never handed down.
+
+        NO_ACCESS wins over all that is there with it (`AccessControl.pm:roles`).
+        """
         found: dict[str, bool] = {}
         for above in _ancestors(path):
             here = self.entries.get((subject, above), NONE)

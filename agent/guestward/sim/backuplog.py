@@ -104,6 +104,10 @@ class BackupLog:
         """A VM that was started for it."""
         self.say("stopping kvm after backup task")
 
+    def keeps_running(self, state: str) -> None:
+        """A VM that was started for it, and that somebody has resumed meanwhile."""
+        self.say(f"kvm status changed after backup ('{state}') - keep VM running")
+
     def cannot_clean_up_yet(self) -> None:
         """Replication has the guest."""
         self.say("waiting for active replication or other operation..")
@@ -136,6 +140,10 @@ class BackupLog:
     def interruption(self) -> str:
         """How a signal ends what it is at: a container's archive is written by a command, all else by itself (timelines 6a)."""
         return f"{COMMAND}: {SIGNAL}" if self.writing and self.guest.kind == "lxc" else SIGNAL
+
+    def breaks_off(self) -> None:
+        """A signal ended the job itself."""
+        self.lines.append(f"ERROR: Backup job failed - {SIGNAL}")
 
     def ends(self, *, well: bool) -> None:
         """No guest is left."""

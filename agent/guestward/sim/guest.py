@@ -105,6 +105,11 @@ class SimGuest:
         """Whether HA manages it for the purpose of a start (pve-facts G)."""
         return self.ha is not None and self.ha[0] != "ignored"
 
+    @property
+    def kept_up(self) -> bool:
+        """Whether HA is to keep it running (HA/Config.pm:vm_is_ha_managed with `started`; without a state that is what is wanted)."""
+        return self.ha is not None and self.ha[0] not in ("ignored", "stopped", "disabled", "request_stop")
+
     def script(self) -> str:
         """What the next start by the agent does."""
         return self.start[min(self.started, len(self.start) - 1)]

@@ -22,6 +22,9 @@ UPTIME_AT_BOOT = 10.0
 START_TAKES = 1.0
 STARTS_IN = 0.5  # of which fine grained, from its task to running (timelines 1a)
 VM_UP = 3  # PVE's own delay after a VM that has no `up`
+AT_ONCE = 3  # starts of one order, from that version of PVE on: as many as cores less one (pve-facts H)
+AT_ONCE_FROM = (9, 1, 2)
+FLOCK_WAIT = 10  # seconds for which startall waits for a vzdump before it looks for what one left
 
 
 @dataclass(slots=True)
@@ -98,18 +101,34 @@ class Phases:
 
     def _startall(self) -> None:
         """PVE first takes away the `backup` locks of all guests, and no others; then it starts by order, with delays."""
-        world = self.world
+        self.bulk.append(self.world.task("startall"))
+        self._unlock_all(self.turn, FLOCK_WAIT)
+
+    def _unlock_all(self, turn: int, wait: int) -> None:
+        """Under vzdump's flock, so never those of a vzdump that runs by then (`Nodes.pm:startall`)."""
+        if turn != self.turn:
+            return
+        saving = self.world.vzdump.running is not None
+        if saving and wait:
+            self.world.later(1.0, lambda: self._unlock_all(turn, wait - 1))
+            return
         for guest in self._here():
-            if guest.lock == "backup" and not guest.template:
+            if guest.lock == "backup" and not guest.template and not saving:
                 guest.lock = None
-        self.bulk.append(world.task("startall"))
-        wanted = [g for g in self._here() if g.config().onboot and not g.template and not g.managed]
-        moment, turn = 0.0, self.turn
-        for guest in sorted(wanted, key=_rank):
-            moment += START_TAKES
-            world.later(moment - world.takes(STARTS_IN), lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
-            moment += _delay(guest)
-        world.later(moment + 0.1 + world.takes(START_TAKES), lambda: self._started(turn))
+        self._start_all(turn)
+
+    def _start_all(self, turn: int) -> None:
+        """In turn; in newer versions (pve-facts H) several of one order at once, and each order when all before it have ended."""
+        world, several = self.world, _parts(self.world.pve_version) >= AT_ONCE_FROM
+        begin, order, ends = 0.0, math.nan, [0.0]
+        for guest in sorted((g for g in self._here() if g.config().onboot and not g.template and not g.managed), key=_rank):
+            if several:
+                begin = max(begin, ends[-1] if _rank(guest)[0] != order else ends[-AT_ONCE:][0])
+            order = _rank(guest)[0]
+            ends.append(begin + START_TAKES)
+            world.later(ends[-1] - world.takes(STARTS_IN), lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
+            begin = (begin if several else ends[-1]) + _delay(guest)
+        world.later(max(begin, ends[-1]) + 0.1 + world.takes(START_TAKES), lambda: self._started(turn))
 
     def _start(self, guest: SimGuest, turn: int) -> None:
         if turn == self.turn and self.world.guests.get(guest.id.vmid) is guest:
@@ -153,4 +172,8 @@ def _rank(guest: SimGuest) -> tuple[float, int]:
 
 
 def _delay(guest: SimGuest) -> int:
-    return Startup.parse(guest.startup).up or (VM_UP if guest.noun == "VM" else 0)
+    return VM_UP if guest.noun == "VM" and "up=" not in guest.startup else Startup.parse(guest.startup).up
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

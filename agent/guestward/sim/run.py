@@ -103,12 +103,16 @@ class Simulation:
         self.due.clear()
         self.store.empty = False
 
-    def restart(self) -> None:
-        """Stop it as systemd does, if it lives, and start it again."""
+    def stop(self) -> None:
+        """Stop it as systemd does, if it lives."""
         if self.watch is not None:
             in_flight = len(self.watch.power.starter.in_flight())
             self.journal.emit(Event.DAEMON_STOPPING, message="asked to end", signal="SIGTERM", in_flight=in_flight)
             self.kill()
+
+    def restart(self) -> None:
+        """Stop it, if it lives, and start it again."""
+        self.stop()
         self.start()
 
     def lose_state(self) -> None:
@@ -117,8 +121,13 @@ class Simulation:
         self.store.lose()
 
     def host(self, phase: str) -> None:
-        """Let the host enter a phase. A boot ends the agent and starts it again, unless somebody had killed it."""
+        """Let the host enter a phase. A boot ends the agent and starts it again, unless somebody had killed it.
+
+        The agent is ordered after pve-guests, so that a clean reboot stops it before that stops the guests (pve-facts H).
+        """
         alive = self.watch is not None
+        if phase == "reboot":
+            self.stop()
         if self.world.phases.enter(phase) and alive:
             self.kill()
             self.start()

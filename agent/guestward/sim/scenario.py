@@ -52,12 +52,13 @@ class ScenarioError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`[host]`: the node's name, the phase that it is in at first, whether it has quorum, and its version of PVE."""
+    """`[host]`: the node's name, the phase that it is in at first, quorum, its version of PVE, and whether the world is fine grained."""
 
     node: str = "pve1"
     phase: str = "up"
     quorate: bool = True
     version: str = "9.1"
+    fine_grained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Scenario:
         """
         token_id = str(self.settings["pve"]["token_id"])
         world = World(node=self.host.node, token_id=token_id, version=self.host.version)
-        world.quorate = self.host.quorate
+        world.quorate, world.fine_grained = self.host.quorate, self.host.fine_grained
         for guest in self.guests:
             world.add(guest.vmid, guest.kind, **guest.values)
         sim = Simulation(world, self.settings, phase=self.host.phase, monitors=monitors)
@@ -253,15 +254,20 @@ class _Reader:
     # The sections
 
     def host(self, table: Any) -> Host:
-        self.keys(("host",), table, ("node", "phase", "quorate", "version"))
-        node, version, quorate = table.get("node", "pve1"), table.get("version", "9.1"), table.get("quorate", True)
+        self.keys(("host",), table, ("node", "phase", "quorate", "version", "fine_grained"))
+        node, version = table.get("node", "pve1"), table.get("version", "9.1")
         if not isinstance(node, str) or _NODE.fullmatch(node) is None:
             self.fail(("host", "node"), "node: must be a node name: letters, digits and -, 63 at most")
-        if not isinstance(version, str) or re.fullmatch(r"[89]\.[0-9]{1,2}", version) is None:
-            self.fail(("host", "version"), 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1"')
-        if not isinstance(quorate, bool):
-            self.fail(("host", "quorate"), "quorate: must be true or false")
-        return Host(node, self.one_of(("host", "phase"), table.get("phase", "up"), PHASES), quorate, version)
+        if not isinstance(version, str) or re.fullmatch(r"[89]\.[0-9]{1,2}(\.[0-9]{1,2})?", version) is None:
+            self.fail(("host", "version"), 'version: must be a version of PVE 8 or 9, as in "8.4" or "9.1.2"')
+        phase = self.one_of(("host", "phase"), table.get("phase", "up"), PHASES)
+        return Host(node, phase, self.flag(table, "quorate", True), version, self.flag(table, "fine_grained", False))
+
+    def flag(self, table: Mapping[str, object], key: str, unsaid: bool) -> bool:
+        value = table.get(key, unsaid)
+        if not isinstance(value, bool):
+            self.fail(("host", key), f"{key}: must be true or false")
+        return value
 
     def settings(self, table: object, host: Host) -> dict[str, dict[str, Any]]:
         """[config.*], checked by the agent's own configuration; a token is preset."""

@@ -17,6 +17,7 @@ from guestward.config import LONGEST, duration
 from guestward.model.guest import GuestKind
 from guestward.model.helper import TRIED, HelperCode
 from guestward.model.task import bounded
+from guestward.sim.acl import NO_ACCESS
 from guestward.sim.api import METHODS
 from guestward.sim.guest import HA_STATES, LATER, LOCKS, SNAPSHOT_NAME, SNAPSHOT_STATES, STORAGE_NAME, traits
 from guestward.sim.log import EFFECTS
@@ -455,7 +456,8 @@ def _backup_kill(words: Words) -> Act:
 @verb(
     "grant",
     "PRIV PATH [user|token] [nopropagate]",
-    "The privilege is granted on the path, to the agent's user and token or to one of them.",
+    "The privilege is granted on the path, to the agent's user and token or to one of them. `NoAccess`, a role of PVE, stands there for a "
+    "privilege too: it takes all others away, so that `grant NoAccess /vms/102` hides that guest although its pool names it.",
 )
 def _grant(words: Words) -> Act:
     privilege, path, who, propagate = _entry(words)
@@ -469,7 +471,7 @@ def _revoke(words: Words) -> Act:
 
 
 def _entry(words: Words) -> tuple[str, str, str, bool]:
-    privilege = words.choice("privilege of PVE", PRIVILEGES)
+    privilege = words.choice("privilege of PVE", (*PRIVILEGES, NO_ACCESS))
     path = words.word("PATH of PVE's access control, as in /pool/guestward or /vms/101", _PATH)
     propagate = not words.flag("nopropagate")
     return privilege, path, words.maybe("user", "token") or "both", propagate

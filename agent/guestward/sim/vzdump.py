@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from guestward.model.guest import GuestKind
 from guestward.model.task import Error, Upid, exit_status
-from guestward.sim.backuplog import BROKEN, BackupLog, Saved
+from guestward.sim.backuplog import BROKEN, SIGNAL, BackupLog, Saved
 from guestward.sim.guest import SimGuest
 from guestward.sim.tasks import SimTask
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from guestward.sim.world import World
 
 SNAPSHOT = "vzdump"
+UNEXPECTED = "unexpected status"  # of a worker that wrote no last line
 STOPS_AFTER = 1.1  # a container that has stopped (timelines 3, 6e)
 STEP = 0.1  # from one lock to the next in snapshot mode
 WINDOW = 0.9  # stopped and unlocked before vzdump starts it again
@@ -27,6 +28,7 @@ STOPS_IN = 0.9  # of which fine grained, from running without a pid to stopped
 VZDUMP = "vzdump"  # as the one who set a lock
 LONGEST_WAIT = 600.0  # for replication, before the snapshot is deleted
 CLEANUP = "backup-cleanup"  # as what can be ordered to fail
+KEPT_UP = "Cannot execute a backup with stop mode on a HA managed and enabled Service. Use snapshot mode or disable the Service."
 
 
 @dataclass(slots=True)
@@ -71,6 +73,10 @@ class Vzdump:
         covered = (job for job in self.jobs if vmid is None or vmid in job.todo or (job.at is not None and job.at.id.vmid == vmid))
         return next(covered, None)
 
+    def keeps(self, guest: SimGuest) -> bool:
+        """Whether it keeps the process of a VM that shuts down (qmeventd)."""
+        return guest.id.kind is GuestKind.QEMU and any(job.at is guest and job.phase == "saving" and job.log.writing for job in self.jobs)
+
     def begin(self, vmids: tuple[int, ...], mode: str, by: str) -> None:
         """A job begins; its task's id is empty when it is for more than one guest (pve-facts C1)."""
         task = self.world.task("vzdump", str(vmids[0]) if len(vmids) == 1 else "", by)
@@ -109,7 +115,8 @@ class Vzdump:
         self.jobs.remove(job)
         if job.phase != "waiting":
             self.stale = job.task.upid
-        self.world.end_task(job.task, "unexpected status")
+        self.world.end_task(job.task, UNEXPECTED)
+        self._let_go(job.at)
         if archive_for and job.at is not None:
             saved = job.at.id.vmid
             self.archives.add(saved)
@@ -117,16 +124,18 @@ class Vzdump:
         self._next_job()
 
     def abort(self) -> None:
-        """SIGTERM to the workers, as `DELETE /tasks/UPID` and a restart of pvedaemon send it: all clean up and fail (timelines 6a, 10a)."""
+        """SIGTERM to the workers, as `DELETE /tasks/UPID` and a restart of pvedaemon send it: all clean up and fail (timelines 6a, 10a).
+
+        A job whose command for an archive says that it was interrupted goes on with its next guest (`VZDump.pm:exec_backup_task`).
+        """
         for job in self.jobs:
-            job.said = "job errors"
-            job.todo.clear()
-            if job.at is None:
-                if job.phase == "waiting":
-                    job.log.waits_in_vain()
+            if job.phase == "waiting":
+                job.said = UNEXPECTED
+                job.todo.clear()
+                job.log.waits_in_vain()
                 self._end_job(job)
-            elif job.phase == "saving":
-                job.failure = job.log.interruption
+            elif job.phase == "saving" and job.at is not None:
+                self._interrupted(job)
                 self._clean_up(job, job.at)
 
     def crash(self) -> None:
@@ -145,13 +154,16 @@ class Vzdump:
                 self._undo(job, job.at)
                 self.stale = job.task.upid
             elif job.phase == "waiting":
+                job.said = UNEXPECTED
                 job.log.waits_in_vain()
-            self.world.end_task(job.task, "job errors")
+            self.world.end_task(job.task, job.said)
         self.jobs.clear()
 
     def _undo(self, job: Job, guest: SimGuest) -> None:
         """All of the clean-up at once."""
-        job.failure = job.log.interruption if job.phase == "saving" else ""
+        job.failure, job.said = "", "job errors"
+        if job.phase == "saving":
+            self._interrupted(job)
         deletes, guest.lock = guest.lock == "snapshot-delete", None
         if SNAPSHOT in guest.snapshots:
             if not deletes:
@@ -161,8 +173,21 @@ class Vzdump:
             job.log.starts_again()
             self.world.power_on(guest.id.vmid)
             self._online_again(job)
+        self._let_go(guest)
         self._close(job, guest)
-        job.log.ends(well=False)
+        self._finish_log(job)
+
+    def _interrupted(self, job: Job) -> None:
+        """A signal came while it saved a guest; only its bare text ends the job."""
+        job.failure = job.log.interruption
+        job.said = job.failure if job.failure == SIGNAL else "job errors"
+        if job.failure == SIGNAL:
+            job.todo.clear()
+
+    def _let_go(self, guest: SimGuest | None) -> None:
+        """A VM that shut down while it was saved ends now."""
+        if guest is not None and guest.running and guest.qmp == "shutdown":
+            guest.running = False
 
     # ---------------------------------------------------------------------------------------------- one job
 
@@ -177,9 +202,10 @@ class Vzdump:
         while job.todo:
             vmid = job.todo.pop(0)
             guest, world = self.world.guests.get(vmid), self.world
-            if guest is not None:
+            obstacle = KEPT_UP if guest is not None and guest.kept_up and job.mode == "stop" else ""
+            if guest is not None and not obstacle:
                 job.log.comes_to(_as_saved(guest), world.now, world.wall)
-            obstacle = self._obstacle(vmid, guest)
+            obstacle = obstacle or self._obstacle(vmid, guest)
             if guest is None or obstacle:
                 job.said = "job errors"
                 job.log.failed(vmid, obstacle, world.wall)
@@ -220,13 +246,20 @@ class Vzdump:
 
     def _end_job(self, job: Job) -> None:
         if job.phase == "saving":
-            job.log.ends(well=not isinstance(exit_status(job.said), Error))
+            self._finish_log(job)
         job.phase, job.at = "ending", None
         self._then(job, STEP, lambda: self._ended(job))
 
+    def _finish_log(self, job: Job) -> None:
+        if job.said == SIGNAL:
+            job.log.breaks_off()
+        else:
+            job.log.ends(well=not isinstance(exit_status(job.said), Error))
+
     def _ended(self, job: Job) -> None:
         self.jobs.remove(job)
-        self.stale = None if job.said == "OK" else job.task.upid
+        if job.said != UNEXPECTED:  # one that never had the flock wrote no pid file
+            self.stale = None if job.said == "OK" else job.task.upid
         self.world.end_task(job.task, job.said)
         self._next_job()
 
@@ -294,6 +327,9 @@ class Vzdump:
             if job.started and guest.qmp == "prelaunch":
                 guest.running = False
                 job.log.stops_again()
+            elif job.started:
+                job.log.keeps_running(guest.qmp)
+            self._let_go(guest)
             job.log.online_again()
             self._then(job, STEP, lambda: self._leave(job, guest))
 

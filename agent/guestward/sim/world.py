@@ -306,8 +306,12 @@ class World:
         return guest.node == self.node
 
     def die(self, vmid: int) -> None:
-        """The guest ends by itself: no task tells."""
-        self._end(self.guests[vmid])
+        """The guest ends by itself: no task tells. A VM that is being saved stays as a process until that is over (pve-facts C4)."""
+        guest = self.guests[vmid]
+        if guest.running and self.vzdump.keeps(guest):
+            guest.qmp = "shutdown"
+        else:
+            self._end(guest)
 
     def _end(self, guest: SimGuest) -> None:
         """At once. Fine grained, PVE cannot list containers for 0.1 s after it: one that dies hides them all (timelines 2)."""
@@ -359,10 +363,13 @@ class World:
             guest.running = True
 
     def stop(self, vmid: int, by: str = "root@pam") -> None:
-        """Somebody stops the guest through PVE, which refuses while it is locked (timelines 5d)."""
+        """Somebody stops the guest through PVE, which refuses while it is locked (timelines 5d). Of HA's guests HA is asked (D3)."""
         guest = self.guests[vmid]
         if not guest.running:
             return
+        if guest.managed:
+            self.task("hastop", str(vmid), by, said="OK")
+            guest.ha, by = ("stopped",), "root@pam"
         task = self.task(guest.task_type("stop"), str(vmid), by)
         if guest.lock is None:
             self.take_down(guest, lambda: self.end_task(task, "OK"))
@@ -372,7 +379,7 @@ class World:
     def start(self, vmid: int, by: str = "root@pam") -> None:
         """Somebody else starts the guest; of the script of its starts nothing is used up."""
         guest = self.guests[vmid]
-        if guest.running or not self.is_here(guest):
+        if (guest.running and not (self.resumes(guest) and guest.qmp != "running")) or not self.is_here(guest):
             return
         task = self.task(guest.task_type("start"), str(vmid), by)
         obstacle = self.obstacle(guest)
@@ -383,15 +390,30 @@ class World:
 
     def _start_ended(self, guest: SimGuest, task: SimTask) -> None:
         if task.said is None and self.guests.get(guest.id.vmid) is guest:
-            self.power_on(guest.id.vmid)
+            self._come_up(guest)
         self.end_task(task, "OK")
+
+    def _come_up(self, guest: SimGuest) -> None:
+        """What a start does. One that was suspended to disk has its lock no longer (pve-facts B1)."""
+        if self.resumes(guest):
+            guest.qmp = "running"
+        else:
+            self.power_on(guest.id.vmid)
+        if guest.lock == "suspended":
+            guest.lock = None
+
+    def resumes(self, guest: SimGuest) -> bool:
+        """Whether a start of it, though it runs, resumes it and is OK: a VM that is being saved (pve-facts B2)."""
+        return guest.running and guest.lock == "backup" and guest.id.kind is GuestKind.QEMU
 
     def obstacle(self, guest: SimGuest) -> str | None:
         """Why PVE's own start of it fails, in PVE's words; None when nothing is in the way."""
-        if guest.lock not in (None, "mounted"):
-            return f"{guest.noun} is locked ({guest.lock})"
         if guest.template:
             return f"you can't start a {guest.noun.lower() if guest.noun == 'VM' else guest.noun} if it's a template"
+        if self.resumes(guest):
+            return None
+        if guest.lock not in (None, "mounted" if guest.id.kind is GuestKind.LXC else "suspended"):
+            return f"{guest.noun} is locked ({guest.lock})"
         offline = sorted(name for name in guest.storages if not self.storages.get(name, True))
         return f"storage '{offline[0]}' is not online" if offline else None
 
@@ -540,7 +562,7 @@ class World:
         at_once = sum(1 for t in self.tasks if t.upid.type in ("vzstart", "qmstart"))
         if self.most_starts is not None and at_once >= self.most_starts:
             return f"can't lock file '/run/lock/lxc/pve-config-{guest.id.vmid}.lock' - got timeout"
-        if guest.running and guest.id.kind is GuestKind.QEMU:
+        if guest.running and guest.id.kind is GuestKind.QEMU and not self.resumes(guest):
             return f"VM {guest.id.vmid} already running"
         return script.removeprefix("fail: ") if script.startswith("fail: ") else self.obstacle(guest)
 
@@ -550,10 +572,10 @@ class World:
         if self.guests.get(guest.id.vmid) is not guest or not self.is_here(guest):
             failure = f"Configuration file 'nodes/{self.node}/{guest.id}.conf' does not exist"
         failure = failure or self.obstacle(guest)
-        if failure is None and guest.running:
+        if failure is None and guest.running and not self.resumes(guest):
             failure = f"{guest.noun} {guest.id.vmid} already running"
         if failure is None and script != "ok: stays stopped":
-            self.power_on(guest.id.vmid)
+            self._come_up(guest)
             if script.startswith("flap "):
                 pid = guest.pid
                 self.later(float(script.split()[1]), lambda: self._flap(guest, pid))
