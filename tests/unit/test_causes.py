@@ -115,6 +115,14 @@ def test_a_guest_that_was_started_since_it_was_made_is_itself() -> None:
     assert born_since([made, started], 101, AT - 200)
 
 
+def test_the_newest_start_counts_and_one_from_the_second_in_which_the_making_ended() -> None:
+    """Ends are whole seconds, so a start may seem to come a second before the end of what it follows."""
+    made = ended("vzrestore", at=AT - 100, took=20)
+    assert not born_since([ended("vzstart", at=AT - 70), ended("vzstart", at=AT - 300), made], 101, AT - 200)
+    assert not born_since([ended("vzstart", at=AT - 81), made], 101, AT - 200)
+    assert born_since([ended("vzstart", at=AT - 81.5), made], 101, AT - 200)
+
+
 def test_a_making_that_failed_made_nobody() -> None:
     assert not born_since([ended("vzrestore", at=AT - 100, said=Error("unable to restore CT 101"))], 101, AT - 200)
 

@@ -104,8 +104,10 @@ def test_a_host_that_is_stopping_is_closed(system: Any, closed: tuple[str, ...])
 
 @pytest.mark.parametrize(("active", "stopping"), [("active", False), ("deactivating", True), ("activating", False)])
 def test_a_pve_guests_that_stops_the_guests_is_a_host_that_goes_down(active: str, stopping: bool) -> None:
-    """And one that is not up yet is not."""
+    """And one that is not up yet, or that PVE does not manage, is not."""
     assert is_stopping(host(pve_guests=UnitState("loaded", active, "start", "enabled")), AT) is stopping
+    assert not is_stopping(host(pve_guests=UnitState("not-found", "inactive", "dead", "")), AT)
+    assert not is_stopping(host(pve_guests=UnitState("loaded", "failed", "failed", "enabled")), AT)
 
 
 @pytest.mark.parametrize(

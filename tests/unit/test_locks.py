@@ -298,6 +298,7 @@ def test_a_snapshot_that_vzdump_could_not_delete_keeps_its_lock_however_vzdump_e
     assert told(*log(101, FINISHED, NOT_REMOVED), said=said, id=id, memory=memory) is False
     assert told(*log(101, FINISHED), said=said, id=id, memory=memory) is False
     assert told(*log(101, NOT_REMOVED, FINISHED), said=said, id=id) is False
+    assert told(*log(101, NOT_REMOVED, FINISHED), *log(102)[1:], said=said, id=id, memory=memory) is True
     task = dead(id, said=said)
     decision = judge(case(memory, history=(task,), logs={task.upid: log(101, NOT_REMOVED, FINISHED)}))
     assert decision.checks[5].evidence == f"a vzdump by root@pam for {id or 'several guests'} could not delete its snapshot"

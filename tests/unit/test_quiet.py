@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from guestward.config import parse
 from guestward.duties.env import Result
 from guestward.duties.observe import Sight
 from guestward.duties.power import PowerWatch
-from guestward.model.decision import Decision, Guard
-from guestward.policy.recall import lasting
 from guestward.ports import PveUnreachable
 from guestward.sim.doors import Fault
 from guestward.sim.guest import SimGuest
 from guestward.sim.run import Simulation
-from tests.unit.build import AT, attempt, listed, member, memory, observation, regrant
+from tests.unit.build import regrant
 
 SETTINGS: tuple[dict[str, dict[str, Any]], ...] = (
     {},
@@ -332,28 +329,3 @@ def test_a_process_that_goes_on_began_when_it_was_first_seen_to_have_begun() -> 
             guest.since += (-1) ** step * 0.9
         sim.run(260 + 60 * step)
         assert not awake
-
-
-@pytest.mark.parametrize(
-    ("known", "running", "lasts"),
-    [
-        ({}, False, True),
-        ({"attempts": (attempt(),)}, False, False),
-        ({"startable_since": AT}, False, False),
-        ({"blocked_storages": frozenset({"nas"})}, False, False),
-        ({"cause_read": False}, False, False),
-        ({"cause_read": False, "owned": False}, False, True),
-        ({"running": True, "stable_since": AT - 3600}, True, True),
-        ({"running": True, "stable_since": None}, True, False),
-    ],
-)
-def test_what_lasts(known: dict[str, Any], running: bool, lasts: bool) -> None:
-    guest = listed(running=running)
-    kept = memory(**{"startable_since": None} | known)
-    guard = Guard.RUNNING if running else Guard.ONBOOT_OFF
-    decision = Decision(guest.id, guest.name, guard, "", ())
-    members = {} if known.get("owned") is False else {guest.id: member(guest.id)}
-    obs = observation(guest, members=members)
-    assert lasting(kept, kept, decision, obs) is lasts
-    assert not lasting(replace(kept, name="old"), kept, decision, obs)
-    assert not lasting(None, kept, decision, obs)

@@ -22,6 +22,7 @@ from guestward.policy.recall import (
     after_boot,
     came_up,
     first_seen,
+    lasting,
     not_working_state,
     rearmed_by_operator,
     reborn,
@@ -129,6 +130,12 @@ class TestHistory:
         assert (found.memory.attempts, found.memory.given_up, found.memory.released) == ((), False, True)
         assert found.memory.announced == (Guard.UNCONFIRMED,)
         assert (found.memory.fingerprint, events(found)) == ("other", ["rearmed"])
+
+    @pytest.mark.parametrize("released", [False, True])
+    def test_a_change_from_when_it_ran_lifts_no_stop(self, released: bool) -> None:
+        """It came before the stop. That it ran is known by its identity, which is settled anew each time."""
+        found = see(memory(identity="", released=released), configs={CT: config(fingerprint="other")})
+        assert (found.memory.fingerprint, found.memory.released) == ("other", released)
 
     def test_a_change_without_a_history_is_not_worth_a_word(self) -> None:
         found = see(memory(), configs={CT: config(fingerprint="other")})
@@ -768,3 +775,28 @@ def test_what_is_told_of_a_guest_is_what_a_person_can_read() -> None:
             text += f"  {told_of.event.name} {level} {told_of.id} {told_of.name} [{told_of.guard}] {told_of.message}\n"
             text += "".join(f"    {field} = {value}\n" for field, value in told_of.fields)
     golden("words_of_recall.txt", text)
+
+
+@pytest.mark.parametrize(
+    ("known", "running", "guard", "lasts"),
+    [
+        ({}, False, Guard.ONBOOT_OFF, True),
+        ({}, False, Guard.BACKUP, False),
+        ({"attempts": (attempt(),)}, False, Guard.ONBOOT_OFF, False),
+        ({"startable_since": AT}, False, Guard.ONBOOT_OFF, False),
+        ({"blocked_storages": frozenset({"nas"})}, False, Guard.ONBOOT_OFF, False),
+        ({"cause_read": False}, False, Guard.ONBOOT_OFF, False),
+        ({"cause_read": False, "owned": False}, False, Guard.ONBOOT_OFF, True),
+        ({"running": True, "stable_since": AT - 3600}, True, Guard.RUNNING, True),
+        ({"running": True, "stable_since": None}, True, Guard.RUNNING, False),
+    ],
+)
+def test_what_lasts(known: dict[str, Any], running: bool, guard: Guard, lasts: bool) -> None:
+    guest = listed(running=running)
+    kept = memory(**{"startable_since": None} | known)
+    decision = Decision(guest.id, guest.name, guard, "", ())
+    members = {} if known.get("owned") is False else {guest.id: member(guest.id)}
+    obs = observation(guest, members=members)
+    assert lasting(kept, kept, decision, obs) is lasts
+    assert not lasting(replace(kept, name="old"), kept, decision, obs)
+    assert not lasting(None, kept, decision, obs)

@@ -235,7 +235,7 @@ def _works(memory: GuestMemory, seen: ListedGuest, obs: Observation, notices: li
         notices.append(
             _notice(Event.NOT_WORKING, memory, f"runs but does not work: {state}; it is left as it is, look at it in PVE", state=state)
         )
-        return replace(memory, not_working=state, stable_since=None)
+        return replace(memory, not_working=state)
     if not state and memory.not_working:
         notices.append(_notice(Event.WORKING_AGAIN, memory, f"works again, was {memory.not_working}", state=memory.not_working))
         return replace(memory, suspect="", not_working="")
@@ -306,7 +306,7 @@ def lasting(before: GuestMemory | None, memory: GuestMemory, decision: Decision,
     if before != memory:
         return False
     if seen.running:
-        return _as_before(memory, seen, obs) and not _troubled_state(seen, obs)
+        return _as_before(memory, seen, obs)
     counts = bool(memory.attempts) or memory.startable_since is not None
     asks = bool(memory.blocked_storages) or (memory.owned and not memory.cause_read)
     return decision.guard in BEFORE_WITNESSES and not counts and not asks

@@ -39,16 +39,16 @@ def visit(log: Iterable[str], vmid: int) -> Visit | None:
     (backup)`. The guest's name and the mode come from a guest that it has locked.
     """
     found: Visit | None = None
-    at: int | None = None
+    there = False
     for line in log:
         if begun := BEGIN.fullmatch(line):
-            at = int(begun[1])
-            found = Visit() if at == vmid else found
-        elif at != vmid or found is None:
+            there = int(begun[1]) == vmid
+            found = Visit() if there else found
+        elif not there or found is None:
             continue
         elif END.match(line):
             end = VisitEnd.FAILED if line.startswith("ERROR") else VisitEnd.FINISHED
-            found, at = replace(found, end=end), None
+            found, there = replace(found, end=end), False
         elif line.startswith(BEYOND_THE_LOCK):
             found = replace(found, locked=True)
         elif line.startswith(NOT_REMOVED):
