@@ -444,6 +444,15 @@ def test_a_hold_that_came_after_the_look_is_heeded_before_the_next_step(hold: in
     assert guest(sim) == CLEAN
 
 
+def test_after_a_hold_the_snapshot_goes_before_the_start() -> None:
+    sim = killed(simulation())
+    sim.world.at(100, lambda: sim.world.reboot(101))
+    sim.world.react("unlock", 101, 0.0, lambda: sim.hold(101, 600.0))
+    sim.run(1200)
+    assert [e.verb for e in ends(sim, "unlock", "delete-snapshot", "start")] == ["unlock", "delete-snapshot", "start"]
+    assert guest(sim) == CLEAN and sim.violation is None
+
+
 def test_a_hold_is_heeded_by_what_a_restart_goes_on_with() -> None:
     """The helper could not clear what its delete had left."""
     sim = killed(simulation())

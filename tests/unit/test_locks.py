@@ -632,6 +632,35 @@ def test_what_our_delete_left_is_a_lock_since_now() -> None:
     assert locks.not_before(left_one) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("known", "verdict", "by", "waits"),
+    [
+        ({"asked": True}, None, REPORT, True),
+        ({"follows": True}, LockVerdict.UNCONFIRMED, RULES, True),
+        ({"follows": True}, LockVerdict.STALE, RULES, True),
+        ({"follows": True}, LockVerdict.STALE, REPORT, False),
+        ({"follows": True}, LockVerdict.OWNED, RULES, False),
+        ({"follows": True}, None, RULES, False),
+        ({}, LockVerdict.STALE, RULES, False),
+    ],
+)
+def test_the_start_waits_for_the_snapshot_only_while_that_goes_soon(
+    known: dict[str, Any], verdict: LockVerdict | None, by: Rules, waits: bool
+) -> None:
+    memory = lock("", **known)
+    decision = None if verdict is None else replace(judge(case(memory)), verdict=verdict)
+    assert locks.recovering(memory, decision, by) is waits
+
+
+def test_a_snapshot_that_could_not_be_deleted_keeps_no_start_waiting() -> None:
+    follows = lock("", follows=True)
+    asked = locks.asking(follows, LockStep.DELETE_SNAPSHOT)
+    assert asked.follows
+    assert not locks.failed(asked, AT).follows
+    assert not locks.refused(asked, PASSES, AT)[0].follows
+    assert not locks.put_off(asked, AT).follows
+
+
 def test_rearmed_has_all_attempts_again_at_once() -> None:
     assert locks.rearmed(lock(unlocks=3, deletes=3, next_at=AT + 60, delete_at=AT + 3600)) == lock()
 

@@ -9,6 +9,7 @@ from guestward.duties.env import Env, Report
 from guestward.duties.locks import LockRecovery
 from guestward.duties.power import PowerWatch
 from guestward.duties.state import WatchState
+from guestward.policy.locks import recovering
 
 
 @dataclass(slots=True)
@@ -57,4 +58,7 @@ class Agent:
         return replace(report, board=self.state.board, confirm_at=again, busy=report.busy or self.locks.busy)
 
     def _say_who_recovers(self) -> None:
-        self.state.recovers(memory.id for memory in self.locks.memories.values() if memory.asked)
+        decisions = {decision.id: decision for decision in self.state.lock_decisions}
+        memories = self.locks.memories.values()
+        rules = self.state.rules
+        self.state.recovers(memory.id for memory in memories if recovering(memory, decisions.get(memory.id), rules))

@@ -322,9 +322,10 @@ class LockRecovery:
             self.left.discard(memory.id)
             del self.memories[memory.id]
             return
+        memory = replace(memory, follows=memory.deletes == 0)
         self.memories[memory.id] = memory
         self.left.add(memory.id)
-        if memory.deletes == 0:
+        if memory.follows:
             self._ask(memory, LockStep.DELETE_SNAPSHOT)
 
     def _delete_ended(self, memory: LockMemory, answer: Answer) -> None:

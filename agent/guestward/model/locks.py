@@ -52,6 +52,7 @@ class LockMemory:
     next_at, delete_at: no unlock, and no delete, before. refusals: how often in a row the helper refused, refusal: with which words
     last, refused_told: with which code when that was told.
     told: that it is stale was told; warned: that it is old was. ours: the lock is what our own delete left (C39).
+    follows: it was unlocked by us, and its snapshot is to go before it is started.
     """
 
     id: GuestId
@@ -73,6 +74,7 @@ class LockMemory:
     warned: bool = False
     told: bool = False
     ours: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ def asking(memory: LockMemory, step: LockStep) -> LockMemory:
 
 def looked_at_anew(memory: LockMemory) -> LockMemory:
     """There is another world than was seen; or the helper was not asked: the proof begins anew, and nothing has failed."""
-    return replace(memory, step=LockStep.PROVE, asked=False, clear_since=None)
+    return replace(memory, step=LockStep.PROVE, asked=False, clear_since=None, follows=False)
 
 
 def refused(memory: LockMemory, answer: Answer, at: float) -> tuple[LockMemory, tuple[Notice, ...]]:
@@ -183,6 +183,12 @@ def failed(memory: LockMemory, at: float) -> LockMemory:
 def unlocked(memory: LockMemory) -> LockMemory:
     """Its lock is gone; what may be left is the snapshot."""
     return replace(looked_at_anew(memory), kind="", unlocks=0, next_at=0.0, refusals=0, refusal="", refused_told=None, ours=False)
+
+
+def recovering(memory: LockMemory, decision: LockDecision | None, rules: Rules) -> bool:
+    """Whether the guest is not to be started yet: the helper is at work on it, or its snapshot is deleted in a minute or two."""
+    soon = decision is not None and decision.verdict in (LockVerdict.UNCONFIRMED, LockVerdict.STALE)
+    return memory.asked or (memory.follows and soon and rules.lock_recovery)
 
 
 def left_by_our_delete(memory: LockMemory, at: float) -> LockMemory:
