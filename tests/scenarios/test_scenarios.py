@@ -89,3 +89,10 @@ def test_every_outcome_of_an_attempt_is_in_some_scenario() -> None:
 def test_every_event_is_in_some_scenario() -> None:
     told = {entry.event for name in NAMES for entry in played(name)[0].journal.log}
     assert {kind.name for kind in all_events()} - NOT_PLAYED == told
+
+
+def test_a_refused_token_is_used_once_a_look() -> None:
+    """C65: what counts failed logins bans the host that makes many."""
+    sim, _ = played("token-refused")
+    refused = [call for call in sim.pve.calls if 300 <= call.t < 7200]
+    assert len(refused) == (7200 - 300) // 60

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from guestward.sim.verbs import LOCKS
+from guestward.sim.guest import LOCKS
+from guestward.sim.verbs import REFUSALS
 from tests.soak.plan import BAND, DAY, HOUR, MINUTE, NODE, Plan, seconds
 from tests.soak.toml_text import value_text
 
@@ -40,6 +41,12 @@ PRIVILEGES = (
     ("Sys.Audit", f"/nodes/{NODE}"),
     ("Datastore.Audit", "/storage"),
     *((name, f"/vms/{BAND[0]}") for name in ("VM.Audit", "VM.Allocate")),
+)
+STRANGERS = tuple(f"grant {name} /pool/other" for name in ("VM.Audit", "VM.PowerMgmt"))  # whom the token sees, and could start
+HELPER_FAILURES = (
+    "can't lock file '/run/lock/lxc/pve-config-101.lock' - got timeout",
+    "zfs error: dataset is busy",
+    "interrupted by signal",
 )
 TASKS = ("startall", "stopall", "migrateall", "suspendall", "bulkstart", "aptupdate", "imgcopy", "vzdump")
 GUEST_TASKS = ("vzsnapshot", "qmsnapshot", "vzmigrate", "qmmove", "vncproxy", "vzdump", "vzstop", "qmreboot", "resize", "hamigrate")
@@ -113,7 +120,7 @@ def reboot(plan: Plan, t: float) -> None:
         plan.at(t + plan.pick((0.0, 0.5, 1.0, 1.1)), f"{plan.pick(('die', 'stop', 'start', 'unlock'))} {guest}")
 
 
-@episode(6)
+@episode(8)
 def scripted(plan: Plan, t: float) -> None:
     """A guest of which the starts go wrong."""
     guest = plan.guest()
@@ -133,7 +140,7 @@ def start_script(plan: Plan) -> list[str]:
     """One to four starts, each of any kind."""
     kinds = (
         *("ok", "ok: stays stopped", "hang", "lost before", "lost after", f"warnings: {plan.rng.randint(1, 9)}"),
-        *(f"fail: {plan.pick(FAILURES)}", f"fail: {plan.pick(FAILURES)}", f"flap {seconds(plan.span(0.5, 700))}"),
+        *(*(f"fail: {plan.pick(FAILURES)}" for _ in range(5)), f"flap {seconds(plan.span(0.5, 700))}"),
     )
     return [plan.pick(kinds) for _ in range(plan.rng.randint(1, 4))]
 
@@ -199,6 +206,74 @@ def _backup_ends(plan: Plan, t: float, guests: list[int]) -> None:
     else:
         for guest in guests:
             t = plan.then(t, f"backup end {guest}", 1, 3 * HOUR)
+
+
+def _killed(plan: Plan, t: float, guest: int) -> float:
+    """A vzdump dies, and the guest with it, or before it. Returns when; nobody but the agent mends what it leaves."""
+    mode = plan.pick(("stop", "snapshot"))
+    plan.at(t, f"backup begin {mode} {guest}")
+    killed = plan.within(t + plan.pick((0.15, 0.25, 2.0, plan.span(2, 10 * MINUTE))))
+    if plan.chance(0.7):
+        plan.at(plan.pick((t + 1.0, killed, killed + plan.span(0.1, 200))), plan.pick((f"die {guest}", f"reboot {guest} inside")))
+    plan.at(killed, f"backup kill {guest}")
+    return killed
+
+
+@episode(3)
+def left_behind(plan: Plan, t: float) -> None:
+    """A vzdump dies; what recovery then asks of the helper may fail."""
+    for step in ("unlock", "delete-snapshot", "delete-snapshot"):
+        if plan.chance(0.25):
+            plan.at(t, f'fail next {step} "{plan.pick(HELPER_FAILURES)}"')
+    killed = _killed(plan, t, plan.guest())
+    if plan.chance(0.3):
+        plan.then(killed, plan.pick((f"rearm {plan.guest()}", "agent restart", "agent lose-state")), 10, HOUR)
+    plan.then(killed, "agent restart", 10, 6 * HOUR)
+
+
+@episode(2)
+def left_without_help(plan: Plan, t: float) -> None:
+    """A vzdump dies while the root helper is away, slow, silent, or refuses everything."""
+    killed = _killed(plan, t, plan.guest())
+    trouble = (f"helper refuse {plan.pick(REFUSALS)}", f"helper slow {seconds(plan.span(1, 700))}", "helper hang", "helper down")
+    plan.at(plan.pick((t, killed + 20.0, killed + 61.0)), plan.pick(trouble))
+    plan.then(killed, "helper up", 30, plan.pick((10 * MINUTE, 6 * HOUR)))
+
+
+@episode(2)
+def left_a_race(plan: Plan, t: float) -> None:
+    """A vzdump dies, and something happens right after the agent has asked for the unlock, or for the delete of the snapshot."""
+    guest, delay = plan.guest(), plan.pick((0.0, 0.1, 0.5, 1.0, 2.9, 5.0, 30.0))
+    act = plan.pick(("unlock", "delete-snapshot"))
+    pairs = (
+        *(("agent kill", "agent restart"),) * 3,
+        *(("agent restart", ""), ("agent lose-state", "agent restart"), ("api down", "api up"), ("helper hang", "helper up")),
+        *((f"lock {guest} {plan.pick(LOCKS)}", f"unlock {guest}"), (f"hold {guest} for 60s", f"release {guest}")),
+        *((f"backup begin {plan.pick(('stop', 'snapshot'))} {guest}", f"backup end {guest}"), (f"start {guest}", ""), (f"die {guest}", "")),
+        *((f"migrate {guest} away", f"migrate {guest} here"), (f"set {guest} pool=other", f"set {guest} pool=guestward")),
+        *((f"ha {guest} started", f"ha {guest} off"), ("quorum lost", "quorum back"), (f"rearm {guest}", "")),
+        *((f"snapshot {guest} vzdump gone", ""), (f"snapshot {guest} auto1 prepare", f"snapshot {guest} auto1 gone")),
+        *(
+            (f"set {guest} replication=true", f"set {guest} replication=false"),
+            (f"task begin vzmigrate {guest}", f"task end vzmigrate {guest}"),
+        ),
+    )
+    first, second = plan.pick(pairs)
+    plan.after(guest, first, delay, act)
+    if second:
+        plan.after(guest, second, delay + plan.span(0.5, 600), act)
+    _killed(plan, t, guest)
+
+
+@episode(1)
+def left_by_a_cleanup(plan: Plan, t: float) -> None:
+    """A vzdump ends well although it could not delete its snapshot, and leaves the lock of that."""
+    guest = plan.guest()
+    plan.at(t, 'fail next backup-cleanup "zfs error: dataset is busy"')
+    plan.at(t, f"backup begin snapshot {guest}")
+    ended = plan.then(t, f"backup end {guest}", 1, HOUR)
+    if plan.chance(0.5):
+        plan.at(ended + plan.pick((0.0, 1.0, 60.0)), f"die {guest}")
 
 
 @episode(3)
@@ -361,7 +436,13 @@ def api(plan: Plan, t: float) -> None:
 
 @episode(3)
 def grants(plan: Plan, t: float) -> None:
-    """A privilege is taken away, or hidden by one on a deeper path."""
+    """A privilege is taken away, or hidden by one on a deeper path; or other people's guests show."""
+    if plan.chance(0.3):
+        for do in STRANGERS:
+            plan.at(t, do)
+            if plan.chance(0.5):
+                plan.then(t, do.replace("grant", "revoke"))
+        return
     privilege, path = plan.pick(PRIVILEGES)
     who = plan.pick(("", " user", " token"))
     plan.at(t, f"revoke {privilege} {path}{who}")
@@ -435,11 +516,11 @@ def tasks(plan: Plan, t: float) -> None:
     plan.then(t, f"task end {task} {plan.pick(SAID)}")
 
 
-@episode(1)
+@episode(2)
 def helper(plan: Plan, t: float) -> None:
     """The root helper is away, slow, silent, lies, or refuses everything."""
-    slow = f"helper slow {seconds(plan.span(1, 90))}"
-    plan.at(t, plan.pick(("helper down", slow, "helper hang", "helper lie", "helper refuse busy", "helper refuse forbidden")))
+    slow, refuses = f"helper slow {seconds(plan.span(1, 90))}", f"helper refuse {plan.pick(REFUSALS)}"
+    plan.at(t, plan.pick(("helper down", slow, "helper hang", "helper lie", refuses)))
     plan.then(t, "helper up")
 
 

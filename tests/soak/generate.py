@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from tests.soak import heal
-from tests.soak.episodes import EPISODES, repairs, start_script
+from tests.soak.episodes import EPISODES, STRANGERS, repairs, start_script
 from tests.soak.liveness import bounds
 from tests.soak.plan import BAND, DAY, HOUR, MINUTE, Plan, seconds
 from tests.soak.toml_text import Data
@@ -24,6 +24,8 @@ def generate(seed: int, days: float = 7) -> Data:
     if plan.chance(0.1):
         plan.host["phase"] = plan.pick(("booting", "stopping"))
         plan.then(0.0, "host up", 10, HOUR)
+    if plan.chance(0.3):
+        plan.deeds += [(0.0, do) for do in STRANGERS]
     _draw(plan, days)
     data: Data = {"summary": f"soak, seed {seed}", "until": "", "host": plan.host, "config": plan.config, "guest": plan.guests}
     faults = plan.ordered()
@@ -56,7 +58,7 @@ def _config(rng: Random) -> dict[str, dict[str, Any]]:
     """Each key is mostly left at its default."""
     found: dict[str, dict[str, Any]] = {"watchdog": {}}
     variants: dict[str, tuple[Any, ...]] = {
-        "interval": ("30s", "45s", "90s", *("120s",) * 7),  # long ones are cheap: the time of a run is that of its sweeps
+        "interval": ("30s", "45s", "90s", *("120s",) * 10, *("180s",) * 10, "300s"),  # long ones are cheap: a run is its sweeps
         "confirm": ("0s", "5s", "30s", "60s", "90s"),
         "attempts": (1, 2, 3, 5),
         "backoff": (["1m"], ["10s", "20s"], ["1m", "2m", "4m", "8m"], ["5m", "1m"], ["0.1s"], ["15m"]),
@@ -69,8 +71,14 @@ def _config(rng: Random) -> dict[str, dict[str, Any]]:
         "backup_wait_warn": ("10m", "3h"),
     }
     for key, values in variants.items():
-        if rng.random() < (0.9 if key == "interval" else 0.25):
+        if rng.random() < (0.93 if key == "interval" else 0.25):
             found["watchdog"][key] = rng.choice(values)
+    locks: dict[str, tuple[Any, ...]] = {
+        "recover": ("report",),
+        "confirm": ("1s", "30s", "5m", "15m"),
+        "warn_after": ("1h", "3d"),
+    }
+    found["locks"] = {key: rng.choice(values) for key, values in locks.items() if rng.random() < 0.15}
     if rng.random() < 0.15:
         found["scope"] = {"pools": ["guestward", "guestward2"]}
     if rng.random() < 0.1:

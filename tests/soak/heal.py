@@ -1,4 +1,7 @@
-"""The end of all faults: whatever an episode may have left in force is ended; then nothing happens for as long as the bound."""
+"""The end of all faults: whatever an episode may have left in force is ended; then nothing happens for as long as the bound.
+
+What a dead vzdump left is not: recovery clears that, and one that dies at the very end shows whether it does.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from tests.soak.episodes import PRIVILEGES
 from tests.soak.plan import BAND, MINUTE, NODE, Plan, deed
 
 Deeds = Sequence[tuple[float, str]]
+LEFT = 0.6  # of the locks that recovery may be able to clear, and of the scenarios in which a vzdump dies at the very end
 REARMED = 0.5  # of the guests; of the others liveness is demanded where nothing forbids a start for good
 
 
@@ -24,7 +28,22 @@ def ends(plan: Plan, deeds: Deeds) -> list[tuple[float, str]]:
     found += [(t, "backup kill") for _ in range(min(jobs, 3))]
     found += [(t + 1.0, do) for vmid in there for do in _of_guest(plan, vmid, texts)]
     found += [(t + 2.0, do) for do in _tasks(texts)]
-    return [*found, (t + 3.0, "host up"), (t + 30.0, "agent restart")]
+    found += [(t + 3.0, "host up"), (t + 30.0, "agent restart")]
+    return found + _last_backup(plan, there, t + MINUTE)
+
+
+def _last_backup(plan: Plan, there: Sequence[int], t: float) -> list[tuple[float, str]]:
+    """A vzdump dies with its guest, and nobody mends anything any more."""
+    if not (recovers(plan) and there and plan.chance(LEFT)):
+        return []
+    guest, killed = plan.pick(there), t + plan.span(0.2, MINUTE)
+    ends = plan.pick((f"die {guest}", f"reboot {guest} inside"))
+    return [(t, f"backup begin {plan.pick(('stop', 'snapshot'))} {guest}"), (plan.pick((t + 0.1, killed)), ends), (killed, "backup kill")]
+
+
+def recovers(plan: Plan) -> bool:
+    """Whether the agent clears stale locks."""
+    return plan.config.get("locks", {}).get("recover") != "report"
 
 
 def rearms(plan: Plan, deeds: Deeds, t: float) -> list[tuple[float, str]]:
@@ -59,7 +78,8 @@ def _of_guest(plan: Plan, vmid: int, texts: Sequence[str]) -> Iterator[str]:
         yield f"release {vmid}"
     if any(do.startswith("ha ") for do in mine):
         yield f"ha {vmid} off"
-    if vmid not in BAND:
+    saved = any(do.startswith("backup begin ") for do in mine)
+    if vmid not in BAND and not (saved and recovers(plan) and plan.chance(LEFT)):
         yield f"unlock {vmid}"
 
 

@@ -112,9 +112,9 @@ class Plan:
         self.at(later, do)
         return later
 
-    def after(self, vmid: int, do: str, delay: float = 0.0) -> None:
-        """A reaction to each start of that guest by the agent."""
-        self.reactions.append({"effect": f"start {vmid}", "delay": seconds(delay), "do": do})
+    def after(self, vmid: int, do: str, delay: float = 0.0, act: str = "start") -> None:
+        """A reaction to each act of that kind of the agent on that guest."""
+        self.reactions.append({"effect": f"{act} {vmid}", "delay": seconds(delay), "do": do})
 
     def ordered(self) -> list[tuple[float, str]]:
         """The time line as it can happen: in the order of time, and without what is done to guests that are not there."""

@@ -11,7 +11,7 @@ from guestward.model.memory import Hold
 from guestward.model.observation import UnitState
 from guestward.model.reading import Unreadable
 from guestward.model.task import Ok
-from guestward.policy.gate import gate, is_bulk, is_stopping, reasons
+from guestward.policy.gate import gate, is_bulk, reasons
 from tests.unit.build import AT, golden, hold, host, resources, task
 
 SILENT = Unreadable("permission denied")
@@ -99,15 +99,6 @@ def test_a_pve_guests_that_has_not_begun_15_min_after_boot_is_worth_a_warning(st
 def test_a_host_that_is_stopping_is_closed(system: Any, closed: tuple[str, ...]) -> None:
     """C14."""
     assert shut(judge(system=system)) == closed
-    assert is_stopping(host(system=system), AT) is ("stopping" in closed)
-
-
-@pytest.mark.parametrize(("active", "stopping"), [("active", False), ("deactivating", True), ("activating", False)])
-def test_a_pve_guests_that_stops_the_guests_is_a_host_that_goes_down(active: str, stopping: bool) -> None:
-    """And one that is not up yet, or that PVE does not manage, is not."""
-    assert is_stopping(host(pve_guests=UnitState("loaded", active, "start", "enabled")), AT) is stopping
-    assert not is_stopping(host(pve_guests=UnitState("not-found", "inactive", "dead", "")), AT)
-    assert not is_stopping(host(pve_guests=UnitState("loaded", "failed", "failed", "enabled")), AT)
 
 
 @pytest.mark.parametrize(
@@ -163,18 +154,23 @@ def test_a_mass_stop_closes_until_its_end() -> None:
     assert judge(until=AT).open
 
 
+def test_that_the_guests_of_a_host_that_goes_down_stop_is_no_news() -> None:
+    """Where the shutdown is called off it is a mass stop like any other."""
+    assert shut(judge(system="stopping", until=AT + 1)) == ("stopping",)
+    assert shut(judge(pve_guests=unit("deactivating"), until=AT + 1)) == ("stopping",)
+
+
 def test_all_reasons_are_told_each_once_in_the_order_of_their_definition() -> None:
     found = judge(
         tasks=(task("startall"), task("bulk-start")),
         held=(hold(), 60.0),
         until=AT + 1,
         pve_guests=unit("activating"),
-        system="stopping",
         quorate=False,
         hold_file=True,
         maintenance=True,
     )
-    assert shut(found) == ("booting", "stopping", "bulk_task", "no_quorum", "hold", "maintenance", "mass_stop")
+    assert shut(found) == ("booting", "bulk_task", "no_quorum", "hold", "maintenance", "mass_stop")
     assert reasons((Closure(GateReason.UNKNOWN, "x"), Closure(GateReason.UNKNOWN, "y"))) == (GateReason.UNKNOWN,)
 
 

@@ -15,7 +15,7 @@ import pytest
 from guestward.cli import simulate
 from guestward.config import duration
 from guestward.model.decision import Guard
-from guestward.policy import guards
+from guestward.policy import guards, locks
 from guestward.sim import verbs
 from guestward.sim.scenario import load
 from tests.soak import __main__ as soak
@@ -33,6 +33,11 @@ DAYS = 0.25
 EXCUSES = (
     *("lock 101 backup", "quorum lost", "agent kill", "set 101 onboot=false", "ha 101 started", "api down", "maintenance on"),
     *("task begin vzmigrate 101", "hold 101 for 1d", "set 101 pool=other", "revoke Pool.Audit /pool/guestward", "host booting"),
+)
+LEFT = ("backup begin stop 101", "backup kill")
+NOT_OWED = (
+    *("lock 101 migrate", "hold 101 for 1d", "set 101 pool=other", "helper down", "clock wall +1h", "fail next unlock x"),
+    *("task begin vzmigrate 101", "migrate 101 away", 'set 101 name="written"', "host booting"),
 )
 
 
@@ -55,6 +60,16 @@ def test_together_the_seeds_use_every_verb_and_every_episode() -> None:
     unused = [name for name in verbs.VERBS if not any(f"{text} ".startswith(f"{name} ") for text in texts)]
     assert unused == []
     assert len({kind.name for kind in EPISODES}) == len(EPISODES)
+
+
+def test_the_seeds_react_to_every_act_of_recovery_and_let_each_of_its_steps_fail() -> None:
+    together = [generate(seed) for seed in range(40)]
+    acts = {entry["effect"].split()[0] for data in together for entry in data["after"]}
+    ordered = {entry["do"].split()[2] for data in together for entry in data["at"] if entry["do"].startswith("fail next ")}
+    assert acts == {"start", "unlock", "delete-snapshot"}
+    assert ordered == {"start", "unlock", "delete-snapshot", "backup-cleanup"}
+    assert {data["config"].get("locks", {}).get("recover", "prove") for data in together} == {"prove", "report"}
+    assert any(entry["do"] == "grant VM.Audit /pool/other" for data in together for entry in data["at"])
 
 
 def test_the_faults_end_and_it_is_quiet_for_as_long_as_the_bound() -> None:
@@ -156,6 +171,26 @@ def test_a_guest_that_is_never_started_breaks_liveness_unless_there_is_an_excuse
         assert _unmonitored({**data, "at": [*data["at"], {"t": "2m", "do": excuse}]}, monkeypatch) is None, excuse
     assert _unmonitored({**data, "at": [*data["at"], {"t": "3h", "do": "rearm 101"}]}, monkeypatch) is not None
     assert _unmonitored({**data, "until": "20m"}, monkeypatch) is None
+
+
+def test_a_lock_of_a_dead_vzdump_that_is_never_cleared_breaks_liveness_unless_there_is_an_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        return None
+
+    data: dict[str, Any] = {"summary": "x", "until": "6h", "host": {}, "config": {}, "after": []}
+    data["guest"] = [{"vmid": 101, "pool": "guestward", "onboot": True}]
+    data["at"] = [{"t": f"{number + 1}m", "do": do} for number, do in enumerate(LEFT)]
+    assert _unmonitored(data, monkeypatch) is None
+    monkeypatch.setattr(locks, "due", never)
+    found = _unmonitored(data, monkeypatch)
+    assert found is not None
+    assert found.kind == "liveness"
+    assert "lxc/101 has had the lock backup of a dead vzdump" in found.message
+    for excuse in NOT_OWED:
+        assert _unmonitored({**data, "at": [*data["at"], {"t": "3m", "do": excuse}]}, monkeypatch) is None, excuse
+    assert _unmonitored({**data, "config": {"locks": {"recover": "report"}}}, monkeypatch) is None
+    rearmed = [{"t": "2.5m", "do": "helper down"}, {"t": "3m", "do": "helper up"}, {"t": "3h", "do": "rearm 101"}]
+    assert _unmonitored({**data, "at": [*data["at"], *rearmed]}, monkeypatch) is not None
 
 
 def _unmonitored(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Failure | None:

@@ -156,9 +156,7 @@ class Check:
 
     def _api_hint(self, error: PveError) -> str:
         if isinstance(error, PveRefused) and error.status == 401:
-            return (
-                f"the secret is not (or no longer) that of {self.config.pve.token_id}; a new one: host-install.sh repair"
-            )
+            return f"the secret is not (or no longer) that of {self.config.pve.token_id}; a new one: host-install.sh repair"
         section = f"see host, port, ca_file, fingerprint and server_name of [pve] in {self.config.file}"
         return f"{section}; systemctl status pveproxy pvedaemon"
 

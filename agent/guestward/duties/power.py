@@ -18,7 +18,6 @@ from guestward.model.reading import Unreadable
 from guestward.model.rules import MASS_STOP_PAUSE
 from guestward.model.task import Task, Upid
 from guestward.policy import attempts, causes, locks, recall
-from guestward.policy.gate import is_stopping
 from guestward.policy.guards import OUT_OF_SCOPE, decide, may_start
 from guestward.ports import PveError
 
@@ -240,8 +239,7 @@ class PowerWatch:
             if not causes.is_changing(history, memory.id.vmid, seen.at):
                 self._explain(memory, history, seen)
         fresh, known = (tuple(c for m in of if (c := state.memories[m.id].cause) is not None) for of in (unread, down))
-        goes_down = is_stopping(seen.host, seen.at)  # then PVE stops them all, and nobody is started anyway
-        if not goes_down and causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):
+        if causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):
             state.node = replace(state.node, mass_stop_until=seen.at + MASS_STOP_PAUSE)
 
     def _explain(self, memory: GuestMemory, history: tuple[Task, ...], seen: Observation) -> None:

@@ -30,14 +30,10 @@ def gate(
     closures += _quorum(host.quorate)
     closures += _holds(host.hold_file, node_hold, at)
     closures += _maintenance(host.maintenance, resources)
-    if mass_stop_until is not None and at < mass_stop_until:
+    goes_down = any(closure.reason is GateReason.STOPPING for closure in closures)  # then all guests stop, and that is no news
+    if mass_stop_until is not None and at < mass_stop_until and not goes_down:
         closures.append(Closure(GateReason.MASS_STOP, "several guests were stopped by others at once", mass_stop_until))
     return Gate(tuple(closures), tuple(warnings))
-
-
-def is_stopping(host: HostState, at: float) -> bool:
-    """Whether the host, or PVE's service that stops all guests, is seen to be going down. at: seconds since host boot."""
-    return any(closure.reason is GateReason.STOPPING for closure in _phase(host, at, []))
 
 
 def _phase(host: HostState, at: float, warnings: list[str]) -> Iterator[Closure]:

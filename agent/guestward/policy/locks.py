@@ -417,6 +417,8 @@ def seen_now(known: LockMemory | None, guest: ListedGuest, stamp: str, obs: Obse
     ours = kind == "snapshot-delete" and (memory.ours or deleting)
     if memory.kind != kind:
         memory = replace(memory, unlocks=0, next_at=0.0, refusals=0, refusal="", refused_told=None, warned=False)
+    if memory.kind != kind == "backup":  # the next vzdump has deleted the old snapshot, or is refused for it
+        memory = replace(memory, deletes=0, delete_at=0.0)
     if another:
         memory = replace(memory, kind=kind, stamp=stamp, since=obs.at, free_at=free_at, clear_since=None, told=False)
     return replace(memory, name=guest.name, ours=ours)
