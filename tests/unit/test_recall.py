@@ -551,6 +551,13 @@ class TestNotWorking:
             known = found.memory
             assert found.notices == ()
 
+    @pytest.mark.parametrize(("state", "ended"), [("running", True), ("", True), ("unknown", False), ("stopped", False)])
+    def test_it_works_again_only_when_that_is_seen(self, state: str, ended: bool) -> None:
+        """What pvestatd calls stopped was stopped while we looked, and nobody knows that it worked."""
+        found = self.look(memory(VM, suspect="paused", not_working="paused", running=True), state)
+        assert events(found) == ["working_again"] * ended
+        assert (found.memory.suspect, found.memory.not_working) == ("", "" if ended else "paused")
+
     @pytest.mark.parametrize("state", ["running", "", "unknown", "stopped"])
     def test_no_finding(self, state: str) -> None:
         assert self.look(memory(VM, suspect=state, running=True), state).memory.suspect == ""

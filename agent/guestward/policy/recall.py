@@ -15,7 +15,8 @@ from guestward.model.rules import Rules
 from guestward.policy.causes import describe
 from guestward.policy.guards import BEFORE_WITNESSES, OUT_OF_SCOPE, STARTABLE, offline_storages
 
-WORKING_STATES = frozenset({"", "running", "stopped", "unknown"})
+SILENT_STATES = frozenset({"stopped", "unknown"})
+WORKING_STATES = frozenset({"", "running"}) | SILENT_STATES
 CLOCK_SLACK = 2.0
 BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 
@@ -207,13 +208,15 @@ def compare_stamp(memory: GuestMemory, obs: Observation, looked_at: float | None
 def not_working_state(seen: ListedGuest, obs: Observation) -> str | None:
     """Why a running guest does no work, "" when it works: the QMP state that pvestatd publishes, or a frozen cgroup (pve-facts K).
 
-    None under a lock or a task: then such a state may be a step of somebody's work, as a backup of a stopped VM runs it in `prelaunch`,
-    and says nothing.
+    None where nobody can say: under a lock or a task such a state may be a step of somebody's work, as a backup of a stopped VM runs it in
+    `prelaunch`; and what pvestatd calls stopped, or does not know, has changed while we looked.
     """
     busy = not isinstance(obs.tasks, Unreadable) and any(t.running and t.upid.covers(seen.id.vmid) for t in obs.tasks)
     if not seen.running:
         return ""
-    return None if seen.lock is not None or busy else _troubled_state(seen, obs)
+    state, member = _troubled_state(seen, obs), obs.members.get(seen.id)
+    silent = not state and member is not None and member.state in SILENT_STATES
+    return None if seen.lock is not None or busy or silent else state
 
 
 def _troubled_state(seen: ListedGuest, obs: Observation) -> str:

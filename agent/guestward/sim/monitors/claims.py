@@ -12,7 +12,7 @@ from guestward.model.task import Ok, Unknown, Warnings, exit_status
 from guestward.sim.log import Logged
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import BrokenError, Watch
-from guestward.sim.monitors.past import BIRTHS, STARTS, Facts, Past, Sent, Snap
+from guestward.sim.monitors.past import BIRTHS, STARTS, Facts, Of, Past, Sent, Snap
 from guestward.sim.tasks import SimTask
 
 INTERRUPTED = ("received interrupt", "interrupted by signal")
@@ -483,6 +483,11 @@ def _recently(past: Past, moment: float) -> bool:
     return past.world.now - moment <= 2 * past.sim.config.watchdog.interval + 30
 
 
+def _new(of: Of, past: Past) -> bool:
+    """One that was made anew a moment ago may have been seen running since: a backup of a stopped VM runs it without starting it."""
+    return bool(of.maybe_new) or _recently(past, of.born_at)
+
+
 def _held(past: Past, snap: Snap, facts: Facts) -> bool:
     vmid = facts.id.vmid
     hold_mode = past.rules.operator_stop_holds
@@ -529,7 +534,7 @@ _GUARDS: Mapping[str, Callable[[Past, Snap, Facts], bool]] = {
     "running": lambda past, snap, facts: facts.shown,
     "unreadable": lambda past, snap, facts: _recently(past, past.memory(facts.id.vmid).failed) or _recently(past, past.api_failed),
     "onboot_off": lambda past, snap, facts: not facts.onboot,
-    "new_here": lambda past, snap, facts: bool(past.memory(facts.id.vmid).maybe_new) or facts.lock in ("create", "import", "clone"),
+    "new_here": lambda past, snap, facts: _new(past.memory(facts.id.vmid), past) or facts.lock in ("create", "import", "clone"),
     "held": _held,
     "ha": _ha,
     "locked": lambda past, snap, facts: facts.lock is not None or truth.SNAPSHOT in facts.snapshots or past.helper_at_work(facts.id.vmid),
