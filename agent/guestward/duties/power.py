@@ -27,12 +27,16 @@ MOST_OFFSETS = 20
 
 @dataclass(slots=True)
 class PowerWatch:
-    """One watchdog for one node. `sweep`, `confirm` and `follow` are called from one thread, never at once."""
+    """One watchdog for one node. `sweep`, `confirm` and `follow` are called from one thread, never at once.
+
+    placed: lists and names by which it is known where every guest is. began: when the last look did, in seconds since host boot.
+    """
 
     env: Env
     state: WatchState = field(init=False)
     starter: Starter = field(init=False)
     placed: tuple[object, ...] = ()
+    began: float = 0.0
 
     def __post_init__(self) -> None:
         """Take up what the store remembers."""
@@ -64,7 +68,8 @@ class PowerWatch:
 
     def _look(self, *, counted: bool) -> Result:
         state = self.state
-        deadline = self.env.clock.boottime() + max(10.0, 0.9 * self.env.config.watchdog.interval)
+        self.began = self.env.clock.boottime()
+        deadline = self.began + max(10.0, 0.9 * self.env.config.watchdog.interval)
         self._new_boot()
         state.gaps = {}
         seen = observe(self.env, state.rules, state.sight, deadline)
@@ -236,7 +241,7 @@ class PowerWatch:
         if history is None:
             return  # nobody is started of whom it is not known; asked again at the next look
         for memory in unread:
-            if not causes.is_changing(history, memory.id.vmid, seen.at):
+            if not causes.is_changing(history, memory.id.vmid, self.began):
                 self._explain(memory, history, seen)
         fresh, known = (tuple(c for m in of if (c := state.memories[m.id].cause) is not None) for of in (unread, down))
         if causes.mass_stop(fresh, known, seen.at, state.rules.mass_stop):

@@ -12,7 +12,6 @@ from guestward.model.task import Error, Ok, Task, Upid, Warnings
 
 CLOCK_SLACK = 60.0
 TASK_SLACK = 90.0  # a shutdown that waits for the guest
-LOOK = 60.0  # what is listed at the begin of a look may be gone at its end
 END_SLACK = 2.0  # ends are whole seconds
 STOPS = frozenset({"vzstop", "vzshutdown", "qmstop", "qmshutdown", "vzsuspend", "qmsuspend", "hastop"})
 REBOOTS = frozenset({"vzreboot", "qmreboot"})
@@ -40,15 +39,15 @@ def _offset(upid: Upid) -> float:
     return upid.starttime - upid.started_boottime
 
 
-def is_changing(tasks: Iterable[Task], vmid: int, at: float) -> bool:
+def is_changing(tasks: Iterable[Task], vmid: int, began: float) -> bool:
     """Whether a task that stops, reboots or makes this guest still runs: only after its end the history tells how it ended.
 
-    at: when the guest was listed, in seconds since host boot. A destroy that ended about then leaves open whether the listed guest is
-    the old one or a new one: the next look tells.
+    began: when this look did, in seconds since host boot. A destroy that ended since then leaves open whether the listed guest is the
+    old one or a new one: the next look tells.
     """
     of_guest = [task for task in tasks if task.upid.id == str(vmid)]
     runs = any(task.running and task.upid.type in STOPS | REBOOTS | BIRTHS for task in of_guest)
-    return runs or any(task.upid.type in DESTROYS and _ended(task) >= at - LOOK for task in of_guest)
+    return runs or any(task.upid.type in DESTROYS and _ended(task) >= began - END_SLACK for task in of_guest)
 
 
 def stop_cause(tasks: Iterable[Task], vmid: int, token_id: str, ran_until: float | None) -> StopCause | None:
