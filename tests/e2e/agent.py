@@ -27,7 +27,7 @@ from guestward.demo.pvehost import PveHost
 
 CLOSED = -1
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0  # for everything that has to happen; the machine may be busy
+PATIENCE = 60.0  # for everything that has to happen; the machine may be busy
 SHORT: Mapping[str, Mapping[str, object]] = {
     "pve": {"node": "pve1", "timeout": "5s"},
     "watchdog": {
@@ -35,7 +35,7 @@ SHORT: Mapping[str, Mapping[str, object]] = {
         "confirm": "0.5s",
         "backoff": ["1s", "1.5s", "2s"],
         "stable": "1h",
-        "start_timeout": "15s",  # a test that waits for its end sets 5s
+        "start_timeout": "40s",  # a test that waits for its end sets 5s
         "heartbeat_every": 1000,
     },
 }

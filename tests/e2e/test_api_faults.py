@@ -288,7 +288,7 @@ def test_lost_before_and_lost_after_are_one_effect_each(stage: Stage) -> None:
 def test_a_start_that_hangs_delays_no_other_guest(stage: Stage) -> None:
     host = stage.host
     host.add_guest(102, start_takes=0.1)
-    agent = guarded(stage, "hang", "ok", watchdog={"start_timeout": "5s"})
+    agent = guarded(stage, "hang", "ok", watchdog={"start_timeout": "15s"})
     host.die(101)
     agent.wait_for("start_attempt", vmid=101)
     host.die(102)

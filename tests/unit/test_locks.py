@@ -807,6 +807,23 @@ def test_another_kind_has_all_its_unlocks_and_a_written_file_alone_gives_none() 
 
 
 @pytest.mark.parametrize(
+    ("known", "kind", "anew"),
+    [
+        (lock("", deletes=3, delete_at=AT + 3600), "backup", True),
+        (lock("snapshot-delete", deletes=3, delete_at=AT + 3600), "backup", True),
+        (lock(deletes=3, delete_at=AT + 3600), "backup", False),
+        (lock(deletes=3, delete_at=AT + 3600), None, False),
+        (lock("", deletes=3, delete_at=AT + 3600), "snapshot-delete", False),
+        (lock("", deletes=3, delete_at=AT + 3600), "migrate", False),
+    ],
+)
+def test_the_next_backup_gives_all_deletes_again(known: LockMemory, kind: str | None, anew: bool) -> None:
+    """A snapshot that it leaves is another one: it has deleted the old one first, or it was refused for it."""
+    found = seen(known, kind, "2")
+    assert (found.deletes, found.delete_at) == ((0, 0.0) if anew else (3, AT + 3600))
+
+
+@pytest.mark.parametrize(
     ("known", "kind", "ours"),
     [
         (lock("", step=LockStep.DELETE_SNAPSHOT, asked=True), "snapshot-delete", True),
