@@ -106,11 +106,11 @@ class LockProven(Watch):
             self._start(effect, vmid)
 
     def looked(self, job: str) -> None:
-        """Once it runs, or has no such snapshot, its recovery is over: a later snapshot is of another backup."""
+        """Once it runs, has no such snapshot or is locked anew, its recovery is over: what comes then is another story."""
         guests = self.past.snap.guests
         for vmid in list(self.unlocked):
             facts = guests.get(vmid)
-            if facts is None or facts.running or SNAPSHOT not in facts.snapshots:
+            if facts is None or facts.running or facts.lock is not None or SNAPSHOT not in facts.snapshots:
                 del self.unlocked[vmid]
 
     def _unlock(self, effect: Effect, vmid: int) -> None:
