@@ -13,12 +13,12 @@ from functools import cache
 import pytest
 
 from guestward.ports import PveAnswerLost, PveRefused
-from guestward.sim import verbs
 from guestward.sim.doors import SimPve
 from guestward.sim.run import Simulation
 from guestward.sim.tasks import KEPT, SimTask
 from guestward.sim.world import World
 from tests.contract.recordings import FOLDER, TOKEN
+from tests.contract.steps import do, unwatched
 from tests.contract.timelines import EVER, Play, load
 
 TIMELINES = {timeline.id: timeline for timeline in load()}
@@ -111,18 +111,7 @@ def host(*vmids: int, kind: str = "lxc", **values: object) -> Simulation:
     world.install(("guestward",), ())
     for vmid in vmids or (101,):
         world.add(vmid, kind, name=f"g{vmid}", **values)
-    sim = Simulation(world, monitored=False)
-    sim.kill()
-    return sim
-
-
-def do(sim: Simulation, *steps: str | float) -> None:
-    """Verbs, and seconds that pass."""
-    for step in steps:
-        if isinstance(step, str):
-            verbs.parse(step).run(sim)
-        else:
-            sim.world.advance(step)
+    return unwatched(world)
 
 
 def log(sim: Simulation, number: int = 0) -> Lines:

@@ -6,10 +6,10 @@ import pytest
 
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.task import Error, Ok, TaskStatus
-from guestward.sim import verbs
 from guestward.sim.doors import SimPve
 from guestward.sim.run import Simulation
 from guestward.sim.world import World
+from tests.contract.steps import do, unwatched
 
 VM = GuestId(GuestKind.QEMU, 200)
 
@@ -18,17 +18,7 @@ def host(version: str = "9.1", **values: object) -> Simulation:
     """A node with VM 200 and without an agent."""
     world = World(version=version)
     world.add(200, "qemu", **values)
-    sim = Simulation(world, monitored=False)
-    sim.kill()
-    return sim
-
-
-def do(sim: Simulation, *steps: str | float) -> None:
-    for step in steps:
-        if isinstance(step, str):
-            verbs.parse(step).run(sim)
-        else:
-            sim.world.advance(step)
+    return unwatched(world)
 
 
 def asked(sim: Simulation) -> TaskStatus:

@@ -15,7 +15,7 @@ from guestward.helper.trust import Scope
 from guestward.helper.verbs import Desk, _deleted
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import HelperCode
-from tests.helper.server import Server
+from tests.helper.server import Call, Server
 from tests.helper.test_unlock import TAR, until
 from tests.helper.tree import LXC, NODE, Tree, delete, upid
 
@@ -45,6 +45,17 @@ _taken: list[int] = []
 def _take(file: Path) -> None:
     _taken.append(os.open(file, os.O_RDONLY))
     fcntl.flock(_taken[-1], fcntl.LOCK_EX)
+
+
+HALTS = "touch $root/begun; while [ ! -e $root/go ]; do sleep 0.01; done"
+
+
+def _halted(server: Server, tree: Tree) -> Call:
+    """A deletion at the point where its `pct` halts, till the file `go` is there."""
+    call = server.call()
+    call.send(delete())
+    until((tree.root / "begun").exists)
+    return call
 
 
 def _replicates(tree: Tree) -> None:
@@ -157,10 +168,8 @@ def test_only_what_is_seen_afterwards_counts(server: Server, tree: Tree, name: s
 
 
 def test_no_flock_is_held_while_the_snapshot_is_deleted(server: Server, tree: Tree) -> None:
-    tree.before("pct", "touch $root/begun; while [ ! -e $root/go ]; do sleep 0.01; done")
-    call = server.call()
-    call.send(delete())
-    until((tree.root / "begun").exists)
+    tree.before("pct", HALTS)
+    call = _halted(server, tree)
     for file in ("run/vzdump.lock", "run/lock/pve-manager/pve-migrate-101"):
         with tree.put(file).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,10 +228,8 @@ def test_the_lock_of_a_deletion_that_was_killed_is_cleared(server: Server, tree:
 
 def test_a_backup_of_another_guest_does_not_keep_our_lock_there(server: Server, tree: Tree) -> None:
     """It has begun since, holds vzdump's flock for hours, and no backup can set a lock over ours."""
-    tree.during(deletion=f"touch $root/begun; while [ ! -e $root/go ]; do sleep 0.01; done; {FAILS}")
-    call = server.call()
-    call.send(delete())
-    until((tree.root / "begun").exists)
+    tree.during(deletion=f"{HALTS}; {FAILS}")
+    call = _halted(server, tree)
     _busy(tree)
     _backup_of_another(tree)
     tree.put("var/log/pve/tasks/active", f"{upid(4711, 'vzdump', '102')} 0\n{upid(4711, 'vzdump', '')} 0\n")
@@ -279,10 +286,8 @@ def test_a_lock_that_may_be_somebody_elses_stays_and_is_told(server: Server, tre
 
 def test_who_deletes_the_snapshot_now_holds_the_migration_flock(server: Server, tree: Tree) -> None:
     """As a vzdump for several guests does, whose task names none of them."""
-    tree.during(deletion=f"touch $root/begun; while [ ! -e $root/go ]; do sleep 0.01; done; {FAILS}")
-    call = server.call()
-    call.send(delete())
-    until((tree.root / "begun").exists)
+    tree.during(deletion=f"{HALTS}; {FAILS}")
+    call = _halted(server, tree)
     _replicates(tree)
     tree.put("go")
     answer = call.answer()

@@ -21,6 +21,7 @@ from guestward.sim.scenario import load
 
 HERE = Path(__file__).parent
 NAMES = sorted(path.parent.name for path in HERE.glob("*/scenario.toml"))
+LAST_MINUTES = 15
 UPDATE = os.environ.get("GUESTWARD_SCENARIOS") == "update"
 
 # What no time line can bring about, or what other tests show.
@@ -41,10 +42,17 @@ def played(name: str) -> tuple[Simulation, str]:
     return sim, "".join(f"{as_text(entry)}\n" for entry in sim.stream)
 
 
+def explained(name: str, sim: Simulation) -> str:
+    """Why a monitor broke, in one sentence, and what came before it; where it is not enough: `guestward simulate` has it all."""
+    assert sim.violation is not None
+    lines = [as_text(entry) for entry in sim.stream if entry.t >= sim.violation.t - LAST_MINUTES * 60]
+    return "\n".join([f"{name}: {sim.violation.message}", f"the last {LAST_MINUTES} minutes:", *lines])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_scenario_gives_its_golden_log(name: str) -> None:
     sim, log = played(name)
-    assert sim.violation is None, sim.violation
+    assert sim.violation is None, explained(name, sim)
     golden = HERE / name / "expect.log"
     if UPDATE:
         golden.write_text(log, encoding="utf-8")
@@ -96,3 +104,17 @@ def test_a_refused_token_is_used_once_a_look() -> None:
     sim, _ = played("token-refused")
     refused = [call for call in sim.pve.calls if 300 <= call.t < 7200]
     assert len(refused) == (7200 - 300) // 60
+
+
+def test_a_broken_monitor_explains_itself() -> None:
+    """At the end of the shortest scenario something happens that no agent may do."""
+    scenario = load(HERE / "incident-2-killed-backup" / "scenario.toml")
+    sim = scenario.simulation()
+    sim.run(1200)
+    sim.world.at(1201, lambda: sim.world.effect("api", "destroy", 101, "ok"))
+    sim.run(1260)
+    said = explained("incident-2-killed-backup", sim).splitlines()
+    assert said[0] == "incident-2-killed-backup: destroy of 101 at 1201.0 s"
+    assert said[1] == "the last 15 minutes:"
+    assert "violation of I8" in said[-1]
+    assert all(float(line[:10]) >= 301 for line in said[2:])

@@ -14,14 +14,19 @@ from guestward.duties.power import PowerWatch
 from guestward.duties.starts import Starter
 from guestward.duties.telling import Teller
 from guestward.model.decision import Guard, Outcome
-from guestward.model.events import Event, Level
-from guestward.policy import attempts, gate, guards, recall, turns
+from guestward.model.events import Event, Level, all_events
+from guestward.model.helper import HelperCode, Request, Verb
+from guestward.policy import attempts, gate, guards, locks, recall, turns
 from guestward.ports import GuestLabel, PveError
 from guestward.sim.doors import Fault
+from guestward.sim.hostphase import BOOTING
+from guestward.sim.monitors import CLASSES, claims
 from guestward.sim.monitors.heard import CANARY
 from guestward.sim.run import Simulation
-from guestward.sim.world import BOOTED, EPOCH
+from guestward.sim.world import BOOTED, EPOCH, World
 from tests.unit.build import CT, down, every, simulation
+
+pytestmark = pytest.mark.breaks_a_monitor  # `breaks` and `holds` say which
 
 NO = (False, "")
 Doctor = Callable[[pytest.MonkeyPatch], None]
@@ -208,6 +213,7 @@ def test_without_its_guard_a_start_breaks_the_invariant_and_with_it_nothing_brea
     holds(sim, 900)
     with monkeypatch.context() as patch:
         doctor(patch)
+        patch.setattr(claims, "guard_holds", lambda *of: True)  # which would break first, by what the agent says
         sim = simulation()
         scene(sim)
         breaks(sim, 900, invariant, "990001" if scene is scratch else "10")
@@ -674,62 +680,256 @@ def test_i8_what_is_not_proven_or_protected_stays(traits: dict[str, Any], word: 
     breaks(sim, 30, "I8", "990003", word)
 
 
-def stale(lock: str = "backup", kind: str = "lxc") -> Simulation:
-    sim = simulation()
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that clears no lock of its own accord."""
+    monkeypatch.setattr(locks, "due", lambda *of: None)
+
+
+def stale(lock: str = "backup", kind: str = "lxc", until: float = 70, **settings: Any) -> Simulation:
+    """A vzdump died at 20 s, and the agent sees its lock for the first time at 60 s."""
+    sim = Simulation(World(), settings)
     sim.world.add(101, kind)
     sim.world.at(10, lambda: sim.world.backup_begin(101))
     sim.world.at(20, sim.world.backup_kill)
-    sim.world.at(21, lambda: setattr(sim.world.guests[101], "lock", lock))
-    sim.run(70)
+    if lock != "backup":
+        sim.world.at(21, lambda: setattr(sim.world.guests[101], "lock", lock))
+    sim.run(until)
     return sim
 
 
-def acts(sim: Simulation, verb: str) -> None:
-    """The helper does it."""
-    guest = sim.world.guests[101]
-    if verb == "unlock":
-        guest.lock = None
-    elif verb == "delete-snapshot":
-        guest.snapshots = {}
-    sim.world.effect("helper", verb, 101, "ok")
+def asks(sim: Simulation, verb: str, vmid: int = 101) -> None:
+    """The agent asks the helper for a step."""
+    assert sim.watch is not None
+    guest = sim.world.guests[vmid]
+    request = Request(Verb.UNLOCK, guest.id.kind, vmid, guest.lock or "backup") if verb == "unlock" else Request(Verb(verb), vmid=vmid)
+    sim.watch.env.helper.ask(request)
 
 
+@pytest.mark.usefixtures("idle")
 def test_i7_a_stale_lock_goes_in_order() -> None:
     sim = stale()
-    sim.world.at(80, lambda: (acts(sim, "unlock"), acts(sim, "delete-snapshot")))
-    sim.world.at(81, lambda: sim.world.die(101))
+    sim.world.at(130, lambda: (asks(sim, "unlock"), asks(sim, "delete-snapshot")))
+    sim.world.at(140, lambda: sim.world.die(101))
     holds(sim, 400)
     assert len(sim.starts()) == 1
 
 
+@pytest.mark.usefixtures("idle")
 def test_i7_a_start_before_the_snapshot_is_gone() -> None:
     sim = stale()
-    sim.world.at(80, lambda: acts(sim, "unlock"))
-    sim.world.at(81, lambda: sim.world.die(101))
+    sim.world.at(130, lambda: asks(sim, "unlock"))
+    sim.world.at(131, lambda: sim.world.die(101))
     breaks(sim, 400, "I7", "101", "before its snapshot")
 
 
-@pytest.mark.parametrize("why", ["kind", "owner", "no trace", "archive", "by hand"])
-def test_i7_a_lock_that_is_somebodys(why: str) -> None:
-    sim = stale("migrate" if why == "kind" else "backup")
-    if why == "owner":
-        sim.world.task("vzdump", "101")
-    elif why == "by hand":
-        sim.world.unlock(101)
-        sim.world.lock(101, "backup")
-    elif why == "archive":
-        sim.world.vzdump.archives.add(101)
-    elif why == "no trace":
-        sim.world.archive.clear()
-        sim.world.vzdump.stale = None
-    sim.world.at(80, lambda: acts(sim, "unlock"))
-    breaks(sim, 400, "I7", "unlock of 101")
+def _hold_file(sim: Simulation) -> None:
+    sim.world.hold_file = True
+    sim.world.touch()
 
 
+def _by_hand(sim: Simulation) -> None:
+    sim.world.unlock(101)
+    sim.world.lock(101, "backup")
+
+
+def _to(pool: str) -> Callable[[Simulation], object]:
+    return lambda sim: setattr(sim.world.guests[101], "pool", pool)
+
+
+# What is wrong from before the agent's last look on, the invariant that a request then breaks, and words of the message.
+NOT_TO_BE_ASKED: dict[str, tuple[Callable[[Simulation], object], str, str]] = {
+    "its owner lives": (lambda sim: sim.world.task("vzdump", "101"), "I7", "vzdump by root@pam runs"),
+    "a task of it runs": (lambda sim: sim.world.task("vzmigrate", "101"), "I7", "vzmigrate by root@pam runs"),
+    "an archive process lives": (lambda sim: (sim.world.vzdump.archives.add(101), sim.world.touch()), "I7", "archive process"),
+    "a lock set by hand": (_by_hand, "I7", "somebody else"),
+    "another kind": (lambda sim: sim.world.lock(101, "migrate"), "I7", "`migrate`"),
+    "no trace": (lambda sim: (sim.world.archive.clear(), sim.world.touch("tasks")), "I7", "no vzdump of it"),
+    "no lock": (lambda sim: sim.world.unlock(101), "I7", "`None`"),
+    "another's pool": (_to("other"), "I7", "none of the pools"),
+    "another node": (lambda sim: sim.world.migrate(101, "pve2"), "I7", "on another node"),
+    "held": (lambda sim: sim.hold(101), "HELD", "it is held"),
+    "a held node": (lambda sim: sim.hold(), "HELD", "the node is held"),
+    "the hold file": (_hold_file, "GATE", "hold file"),
+    "no quorum": (lambda sim: setattr(sim.world, "quorate", False), "GATE", "no quorum"),
+    "the host stops": (lambda sim: setattr(sim.world, "system", "stopping"), "GATE", "stopping"),
+    "the host boots": (lambda sim: setattr(sim.world, "pve_guests", BOOTING), "GATE", "pve-guests is"),
+    "maintenance": (lambda sim: setattr(sim.world, "maintenance", True), "GATE", "maintenance"),
+    "a bulk task": (lambda sim: sim.world.task("migrateall"), "GATE", "migrateall"),
+}
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("refuses", [False, True], ids=["", "and the helper refuses"])
+@pytest.mark.parametrize("why", NOT_TO_BE_ASKED)
+def test_a_lock_that_must_not_be_touched_is_not_asked_for(why: str, refuses: bool) -> None:
+    do, invariant, words = NOT_TO_BE_ASKED[why]
+    sim = stale()
+    if refuses:
+        sim.world.helper.refuse(HelperCode.BUSY)
+    sim.world.at(130, lambda: do(sim))
+    sim.world.at(190, lambda: asks(sim, "unlock"))
+    breaks(sim, 200, invariant, "unlock of 101", words)
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("why", [why for why in NOT_TO_BE_ASKED if why not in ("no lock", "another kind", "no trace")])
+def test_what_comes_in_the_very_instant_of_a_request_is_no_fault(why: str) -> None:
+    do = NOT_TO_BE_ASKED[why][0]
+    sim = stale()
+    sim.world.at(190, lambda: (ask(sim, "live"), do(sim), asks(sim, "unlock")))
+    holds(sim, 200)
+
+
+@pytest.mark.usefixtures("idle")
+def test_i7_nothing_is_asked_where_it_is_only_to_be_reported() -> None:
+    sim = stale(locks={"recover": "report"})
+    sim.world.at(190, lambda: asks(sim, "unlock"))
+    breaks(sim, 200, "I7", "unlock of 101", "recover is `report`")
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize(("vmid", "words"), [(101, "excluded"), (990003, "in the scratch band")])
+def test_i7_whose_lock_is_never_asked_for(vmid: int, words: str) -> None:
+    sim = Simulation(World(), {"scope": {"exclude": [101]}})
+    sim.world.add(vmid, lock="backup")
+    sim.run(130)
+    sim.world.at(130, lambda: asks(sim, "unlock", vmid))
+    breaks(sim, 140, "I7", f"unlock of {vmid}", words)
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize(
+    ("at", "words"), [(50, "no look before"), (61, "1.0 s after the first look"), (118, "58.0 s after the first look")]
+)
+def test_i7_two_looks_before_an_unlock(at: float, words: str) -> None:
+    sim = stale(until=30)
+    sim.world.at(at, lambda: asks(sim, "unlock"))
+    breaks(sim, 130, "I7", "unlock of 101", words)
+
+
+def test_i7_a_look_at_which_the_agent_was_killed_does_not_undo_the_one_before() -> None:
+    sim = stale(kind="qemu", until=115)
+    sim.pve.before["GET /nodes/pve1/qemu"] = sim.kill
+    sim.world.at(125, sim.start)
+    holds(sim, 126)
+    assert [entry.t for entry in sim.stream if getattr(entry, "verb", "") == "unlock"] == [125]
+
+
+@pytest.mark.usefixtures("idle")
+def test_i7_two_looks_before_a_delete_but_none_after_an_unlock() -> None:
+    sim = simulation()
+    sim.world.add(101)
+    sim.world.at(55, lambda: sim.world.snapshot(101, "vzdump"))
+    sim.run(60)
+    sim.world.at(70, lambda: asks(sim, "delete-snapshot"))
+    breaks(sim, 80, "I7", "delete-snapshot of 101", "10.0 s after the first look")
+
+
+@pytest.mark.usefixtures("idle")
 def test_i7_a_vms_snapshot_is_its_owners() -> None:
     sim = stale(kind="qemu")
-    sim.world.at(80, lambda: acts(sim, "delete-snapshot"))
+    sim.world.snapshot(101, "vzdump")
+    sim.world.at(130, lambda: sim.world.unlock(101))
+    sim.world.at(190, lambda: asks(sim, "delete-snapshot"))
     breaks(sim, 400, "I7", "101", "VM")
+
+
+@pytest.mark.usefixtures("idle")
+def test_i7_no_delete_under_a_lock() -> None:
+    sim = stale()
+    sim.world.at(130, lambda: (ask(sim, "live"), asks(sim, "delete-snapshot")))
+    breaks(sim, 140, "I7", "delete-snapshot of 101", "its lock is `backup`")
+
+
+def failing_helper(verb: str) -> Simulation:
+    sim = stale(until=0, watchdog={"interval": "20s"}, locks={"confirm": "10s"})
+    for _ in range(20):
+        sim.world.fail_next(verb, "x")
+    return sim
+
+
+@pytest.mark.parametrize(("verb", "waits"), [("unlock", "UNLOCK_WAITS"), ("delete-snapshot", "DELETE_WAITS")])
+def test_i7_a_step_is_tried_so_often_and_no_more(verb: str, waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds(failing_helper(verb), 2 * 86400)
+    due = locks.due
+    monkeypatch.setattr(locks, "due", lambda memory, *of: due(replace(memory, unlocks=0, deletes=0), *of))
+    breaks(failing_helper(verb), 2 * 86400, "I7", f"{verb} of 101", f"at most {6 if verb == 'unlock' else 3}")
+    monkeypatch.undo()
+    monkeypatch.setattr(locks, waits, (0.0,))
+    breaks(failing_helper(verb), 86400, "I7", f"{verb} of 101", f"at least {60 if verb == 'unlock' else 3600} s lie between two")
+
+
+def test_i7_a_refused_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> Simulation:
+        sim = failing_helper("unlock")
+        sim.world.helper.refuse(HelperCode.BUSY)
+        return sim
+
+    holds(refused(), 86400)
+    monkeypatch.setattr(locks, "REFUSAL_WAIT", 0.0)
+    breaks(refused(), 86400, "I7", "unlock of 101", "at least 60 s")
+    monkeypatch.undo()
+    monkeypatch.setattr(locks, "LONGEST_REFUSAL_WAIT", 60.0)
+    breaks(refused(), 86400, "I7", "unlock of 101", "at least 120 s")
+
+
+def test_i7_a_bound_outlives_the_agent() -> None:
+    sim = failing_helper("unlock")
+    sim.run(86400)
+    sim.kill()
+    memory = sim.store.node_memory
+    sim.store.node_memory = replace(memory, locks=tuple(replace(lock, unlocks=0, next_at=0.0) for lock in memory.locks))
+    sim.start()
+    breaks(sim, 90000, "I7", "unlock of 101", "at most 6")
+
+
+@pytest.mark.parametrize("again", ["rearm", "another lock"])
+def test_i7_there_are_reasons_for_new_tries(again: str) -> None:
+    sim = failing_helper("unlock")
+    sim.run(86400)
+    if again == "rearm":
+        sim.rearm(101)
+    else:
+        sim.world.unlock(101)
+        sim.run(86500)
+        sim.world.backup_begin(101)
+        sim.world.later(10, sim.world.backup_kill)
+    holds(sim, 90000)
+    assert len([effect for effect in sim.world.effects if effect.verb == "unlock"]) > 6
+
+
+@pytest.mark.parametrize("left", ["lock", "snapshot"])
+def test_a_lock_that_nobody_clears(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scene(**settings: Any) -> Simulation:
+        sim = stale(until=30, **settings)
+        if left == "snapshot":
+            sim.world.unlock(101)
+        return sim
+
+    sim = holds(scene(), 900)
+    assert sim.world.guests[101].lock is None
+    assert not sim.world.guests[101].snapshots
+    monkeypatch.setattr(locks, "due", lambda *of: None)
+    breaks(scene(), 900, "LIVENESS", "lxc/101", "still there")
+    holds(scene(locks={"recover": "report"}), 900)
+    sim = scene()
+    sim.hold(101)
+    holds(sim, 900)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_vms_snapshot_excuses_nobody_from_its_start(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a container's snapshot of that name is vzdump's."""
+    if waits:
+        monkeypatch.setattr(Starter, "begin_turns", lambda self: None)
+    sim = simulation()
+    sim.world.add(101, "qemu", snapshots={"vzdump": ""})
+    sim.world.at(30, lambda: sim.world.die(101))
+    if waits:
+        breaks(sim, 300, "LIVENESS", "qemu/101", "should run")
+    else:
+        holds(sim, 300)
 
 
 def test_i3_no_unlock_through_the_api() -> None:
@@ -813,7 +1013,126 @@ CLAIMS: list[tuple[Any, dict[str, Any]]] = [
     (Event.SWEEP_ABORTED, {"reason": "x", "aborted_in_a_row": 1, "aborted_for_s": 0}),
     (Event.SWEEP_INCOMPLETE, {"reason": "x", "incomplete_for_s": 0}),
     (Event.INTERNAL_ERROR, {"where": "x", "reason": "y"}),
+    (Event.LOCK_STALE, {"lock": "backup", "evidence": ""}),
+    (Event.LOCK_STALE, {"lock": "vzdump", "evidence": ""}),
+    (Event.UNLOCKED, {"lock": "backup", "reason": ""}),
+    (Event.SNAPSHOT_DELETED, {"reason": ""}),
+    (Event.LOCK_STEP_FAILED, {"step": "unlock", "reason": "", "attempt": 1, "of": 6}),
+    (Event.LOCK_STEP_REFUSED, {"step": "unlock", "code": "busy", "reason": ""}),
+    (Event.LOCK_OLD, {"lock": "backup", "age_s": 90000, "evidence": ""}),
+    (Event.HELPER_FAILED, {"reason": ""}),
+    (Event.HELPER_RESTORED, {}),
 ]
+# Events that no monitor holds against the world, and why.
+UNJUDGED = {
+    "daemon_stopping": "the simulation says it, not the agent",
+    **dict.fromkeys(("config_rejected", "config_reloaded"), "the daemon's: a simulation reads its configuration once"),
+    **dict.fromkeys(("store_failed", "store_restored", "metrics_failed", "metrics_restored"), "the daemon's: these doors never fail here"),
+    **dict.fromkeys(("library", "already_running"), "the daemon's: what it stands on is not simulated"),
+}
+
+
+def test_every_event_is_judged_or_not_on_purpose() -> None:
+    judged = {name for kind in CLASSES for name in kind.judges}
+    assert judged.isdisjoint(UNJUDGED)
+    assert judged | UNJUDGED.keys() == {kind.name for kind in all_events()}
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "words"),
+    [
+        (Event.UNLOCKED, {"lock": "backup", "reason": ""}, "told before"),
+        (Event.SNAPSHOT_DELETED, {"reason": ""}, "told before"),
+        (Event.LOCK_STEP_FAILED, {"step": "unlock", "reason": "", "attempt": 1, "of": 6}, "is gone"),
+        (Event.LOCK_STEP_FAILED, {"step": "unlock", "reason": "", "attempt": 2, "of": 6}, "1 were made"),
+        (Event.LOCK_STEP_REFUSED, {"step": "unlock", "code": "busy", "reason": ""}, "the helper said ok"),
+    ],
+)
+def test_a_word_of_a_step_that_was_not_so(event: Any, fields: dict[str, Any], words: str) -> None:
+    sim = stale()
+    holds(sim, 300)
+    sim.world.at(310, lambda: told(sim, event, **fields))
+    breaks(sim, 320, "CLAIMS", "lxc/101", words)
+
+
+def test_a_helper_that_fails_is_told_on_its_edges() -> None:
+    def out_of_reach() -> Simulation:
+        sim = stale()
+        sim.world.helper.down()
+        return holds(sim, 300)
+
+    sim = out_of_reach()
+    sim.world.at(310, lambda: told(sim, Event.HELPER_FAILED, reason=""))
+    breaks(sim, 320, "CLAIMS", "told before")
+    sim = out_of_reach()
+    sim.world.at(310, lambda: told(sim, Event.HELPER_RESTORED))
+    breaks(sim, 320, "CLAIMS", "fails")
+
+
+def liar(sim: Simulation, **lies: Any) -> Simulation:
+    """From now on the agent says these things wherever an event has such a field."""
+    emit = sim.journal.emit
+
+    def lie(event: Any, level: Any = None, *, message: str, guest: Any = None, **fields: Any) -> None:
+        emit(event, level, message=message, guest=guest, **fields | {name: lies[name] for name in lies.keys() & fields.keys()})
+
+    assert sim.watch is not None
+    sim.watch.env.journal = type("Liar", (), {"emit": staticmethod(lie)})()
+    return sim
+
+
+@pytest.mark.parametrize("cause", ["", "somebody did it", "no stop task found", "the task history could not be read"])
+def test_who_stopped_it_is_told_where_it_is_known(cause: str) -> None:
+    sim = liar(simulation(), cause=cause)
+    sim.world.add(101)
+    sim.world.at(200, lambda: sim.world.stop(101, by="alice@pve"))
+    breaks(sim, 500, "CLAIMS", "lxc/101", "alice@pve")
+
+
+@pytest.mark.parametrize("event", ["start_result", "guest_up"])
+def test_how_long_it_was_down_is_told(event: str) -> None:
+    sim = liar(simulation(), down_s=0)
+    sim.world.add(101)
+    sim.world.at(30, lambda: sim.world.die(101))
+    if event == "guest_up":
+        sim.world.at(85, lambda: sim.world.start(101))
+    breaks(sim, 300, "CLAIMS" if event == "guest_up" else "I9", "lxc/101", "down for 0 s")
+
+
+def relabelled(monkeypatch: pytest.MonkeyPatch, said: Guard, instead: Guard) -> None:
+    """The agent decides as it does, and calls it something else."""
+    decide = guards.decide
+
+    def calls(case: Any) -> Any:
+        decision = decide(case)
+        return replace(decision, guard=instead) if decision.guard is said else decision
+
+    monkeypatch.setattr(power, "decide", calls)
+
+
+@pytest.mark.parametrize(
+    ("scene", "said", "instead"),
+    [
+        (new, Guard.NEW_HERE, Guard.UNCONFIRMED),
+        (held, Guard.HELD, Guard.UNCONFIRMED),
+        (locked, Guard.LOCKED, Guard.UNCONFIRMED),
+        (of_ha, Guard.HA, Guard.BACKOFF),
+        (partial(down, vmid=101), Guard.UNCONFIRMED, Guard.BACKOFF),
+        (partial(down, vmid=101, start=("fail: x",)), Guard.BACKOFF, Guard.EXHAUSTED),
+        (locked, Guard.LOCKED, Guard.BACKOFF),
+        (held, Guard.HELD, Guard.START),
+    ],
+)
+def test_a_guard_that_is_called_something_else(
+    scene: Callable[[Simulation], None], said: Guard, instead: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relabelled(monkeypatch, said, instead)
+    sim = simulation()
+    scene(sim)
+    sim.run(1500)
+    assert sim.violation is not None, "nothing broke"
+    assert sim.violation.invariant in ("CLAIMS", "LIVENESS", "I5", "HELD"), sim.violation
+    assert "101" in sim.violation.message
 
 
 @pytest.mark.parametrize(("event", "fields"), CLAIMS, ids=lambda value: value.name if hasattr(value, "name") else "")

@@ -13,8 +13,10 @@ from guestward.adapters.journal import JsonJournal
 from guestward.model.decision import GateReason, Guard, Outcome
 from guestward.model.events import Event, EventKind, Level, all_events
 from guestward.model.guest import GuestId
+from guestward.model.memory import StopCause
+from guestward.policy.causes import describe
 from guestward.ports import GuestLabel
-from guestward.sim.log import HIDDEN, SHOWN, Effect, Entry, Logged, Violation, as_json, as_text
+from guestward.sim.log import HIDDEN, PARTLY, SHOWN, Effect, Entry, Logged, Violation, as_json, as_text
 
 WEB = GuestId.parse("lxc/9201")
 WALL = 1_900_000_095.0625
@@ -173,12 +175,28 @@ def test_a_line_of_a_golden_log(entry: Entry, line: str) -> None:
 
 def test_every_field_is_shown_or_not_on_purpose() -> None:
     declared = {name for kind in all_events() for name in kind.fields}
-    assert not set(SHOWN) & set(HIDDEN)
-    assert declared <= {*SHOWN, *HIDDEN}
+    assert len({*SHOWN, *HIDDEN, *PARTLY}) == len(SHOWN) + len(HIDDEN) + len(PARTLY)
+    assert declared <= {*SHOWN, *HIDDEN, *PARTLY}
     assert {"message", "reason", "evidence", "cause", "by"}.isdisjoint(SHOWN)
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        (describe(None), " cause=none"),
+        (describe(StopCause("vzstop", "alice@pve", 1.0, WALL)), ' cause="vzstop by alice@pve"'),
+        (describe(StopCause("qmshutdown", "root@pam", 1.0, WALL, by_vzdump=True)), ' cause="qmshutdown by root@pam (part of a backup)"'),
+        ("the task history could not be read", " cause=unread"),
+        ("it died", ""),
+        ("", ""),
+    ],
+)
+def test_of_a_cause_it_is_shown_who_but_not_when(cause: str, shown: str) -> None:
+    line = "      95.0  event   guest_down              info     lxc/9201 web  guard=backoff"
+    assert as_text(logged(Event.GUEST_DOWN, Level.INFO, {"evidence": "e", "cause": cause})) == f"{line}{shown}"
 
 
 @pytest.mark.parametrize("kind", all_events(), ids=lambda kind: kind.name)
 def test_prose_never_gets_into_a_golden_log(kind: EventKind) -> None:
-    fields = {name: "PROSE" for name in kind.fields if name in HIDDEN}
+    fields = {name: "PROSE" for name in kind.fields if name in (*HIDDEN, *PARTLY)}
     assert "PROSE" not in as_text(logged(kind, kind.levels[0], fields, "PROSE"))

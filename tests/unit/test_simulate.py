@@ -33,9 +33,9 @@ do = "die 101"
 """
 TEXT = """\
        0.0  event   daemon_started          info     interval_s=60
-     120.0  event   guest_down              info     lxc/101 web  guard=unconfirmed
+     120.0  event   guest_down              info     lxc/101 web  guard=unconfirmed cause=none
      150.0  effect  start 101               ok       api
-     150.0  event   start_attempt           info     lxc/101 web  guard=start attempt=1 of=3
+     150.0  event   start_attempt           info     lxc/101 web  guard=start attempt=1 of=3 cause=none
 """
 
 
@@ -137,6 +137,7 @@ def test_a_scenario_of_no_length_is_the_first_sweep(file: Path, capsys: pytest.C
     assert capsys.readouterr().out == TEXT.splitlines(keepends=True)[0]
 
 
+@pytest.mark.breaks_a_monitor
 def test_a_broken_monitor_ends_it(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken_by(NoStarts(), monkeypatch)
     assert main(["simulate", str(file)]) == 1
@@ -148,6 +149,7 @@ def test_a_broken_monitor_ends_it(file: Path, monkeypatch: pytest.MonkeyPatch, c
     assert last == {"t": 150.0, "kind": "violation", "invariant": "I99", "rule": "nothing is ever started", "message": "start 101"}
 
 
+@pytest.mark.breaks_a_monitor
 def test_a_monitor_has_the_last_word(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken_by(NoEnd(), monkeypatch)
     assert main(["simulate", str(file)]) == 1

@@ -124,6 +124,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> tuple[int, Failure]:
     return next((seed, failure) for seed, failure in found if failure is not None and failure.kind == "I1")
 
 
+@pytest.mark.breaks_a_monitor
 def test_a_planted_defect_is_found_made_small_and_replayed(planted: tuple[int, Failure], tmp_path: Path) -> None:
     seed, found = planted
     small, failure = shrink(generate(seed, DAYS), found, budget=10)
@@ -156,6 +157,7 @@ def test_an_exception_of_a_duty_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
     assert small["guest"] == [{"vmid": 101, "pool": "guestward"}]
 
 
+@pytest.mark.breaks_a_monitor
 def test_a_guest_that_is_never_started_breaks_liveness_unless_there_is_an_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
     def always(*_: object) -> guards.Answer:
         return True, "planted"
@@ -173,6 +175,7 @@ def test_a_guest_that_is_never_started_breaks_liveness_unless_there_is_an_excuse
     assert _unmonitored({**data, "until": "20m"}, monkeypatch) is None
 
 
+@pytest.mark.breaks_a_monitor
 def test_a_lock_of_a_dead_vzdump_that_is_never_cleared_breaks_liveness_unless_there_is_an_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         return None
@@ -216,6 +219,7 @@ def test_minimize_leaves_what_is_needed_together() -> None:
 # --------------------------------------------------------------------- the command
 
 
+@pytest.mark.breaks_a_monitor
 def test_the_command_reports_a_failure_and_writes_its_file(
     planted: tuple[int, Failure], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from guestward.model.guest import Startup
@@ -126,7 +127,7 @@ class Phases:
                 begin = max(begin, ends[-1] if _rank(guest)[0] != order else ends[-AT_ONCE:][0])
             order = _rank(guest)[0]
             ends.append(begin + START_TAKES)
-            world.later(ends[-1] - world.takes(STARTS_IN), lambda guest=guest: self._start(guest, turn))  # type: ignore[misc]
+            world.later(ends[-1] - world.takes(STARTS_IN), partial(self._start, guest, turn))
             begin = (begin if several else ends[-1]) + _delay(guest)
         world.later(max(begin, ends[-1]) + 0.1 + world.takes(START_TAKES), lambda: self._started(turn))
 
@@ -150,7 +151,7 @@ class Phases:
         world.touch()
         running = sorted((g for g in self._here() if g.running), key=_rank, reverse=True)
         for number, guest in enumerate(running):
-            world.later(float(number), lambda guest=guest, turn=self.turn: self._take_down(guest, turn))  # type: ignore[misc]
+            world.later(float(number), partial(self._take_down, guest, self.turn))
 
     def _take_down(self, guest: SimGuest, turn: int) -> None:
         if turn == self.turn and guest.running:

@@ -25,10 +25,15 @@ SHOWN = (
     *("aborted_in_a_row", "aborted_for_s", "incomplete_for_s", "in_flight", "interval_s", "signal", "key", "where"),
 )
 # Fields that it does not show: prose, and what differs from one machine or version to the next.
-HIDDEN = ("reason", "evidence", "cause", "by", "upid", "version", "node", "config", "file", "listen", "pid", "folder")
+HIDDEN = ("reason", "evidence", "by", "upid", "version", "node", "config", "file", "listen", "pid", "folder")
+
+# Fields of which it shows the part that is of a closed set: who stopped a guest, but not when, nor the words for it.
+PARTLY = ("cause",)
 
 _FIELDS_OF = {kind.name: kind.fields for kind in all_events()}
 _LONGEST_TEXT = 1_000
+_CAUSE = re.compile(r"(\w+ by \S+) at [^(]+(\(part of a backup\))?")
+_CAUSES = {"no stop task found": "none", "the task history could not be read": "unread"}
 _WORD = re.compile(r"[^\s\"'=,{}\[\]]+")
 
 
@@ -48,6 +53,13 @@ class Logged:
     message: str
     name: str = ""
     wall: float = 0.0
+
+    @property
+    def about(self) -> GuestId:
+        """The guest of an event that is about one. Raises ValueError where it is about none."""
+        if self.guest is None:
+            raise ValueError(f"{self.event} is about no guest")
+        return self.guest
 
     def record(self) -> dict[str, object]:
         """The line that the agent's own log has for this event, as an object: `adapters.journal.JsonJournal` without its redaction."""
@@ -121,8 +133,17 @@ def _pairs(entry: Logged) -> Iterable[str]:
         yield f"guard={_shown(entry.guard)}"
     for name in _FIELDS_OF.get(entry.event, ()):
         value = entry.fields.get(name)
-        if name in SHOWN and value is not None and value != "":
+        value = _who(str(value or "")) if name in PARTLY else value
+        if name in (*SHOWN, *PARTLY) and value is not None and value != "":
             yield f"{name}={_shown(value)}"
+
+
+def _who(cause: str) -> str:
+    """`vzstop by alice@pve`, `none`, or `unread`; "" of any other text."""
+    match = _CAUSE.match(cause)
+    if match is not None:
+        return " ".join(part for part in match.groups() if part)
+    return next((word for text, word in _CAUSES.items() if cause.startswith(text)), "")
 
 
 def _shown(value: object) -> str:

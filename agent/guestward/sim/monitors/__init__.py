@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from guestward.sim.log import Effect, Logged
-from guestward.sim.monitors import attempts, claims, liveness, locks, starts, telling
+from guestward.sim.monitors import attempts, claims, liveness, lockclaims, locks, scratch, starts, telling
 from guestward.sim.monitors.base import Monitor, Watch
 from guestward.sim.monitors.past import Past
 
 # Claims come before what notes them as made.
-CLASSES: tuple[type[Watch], ...] = (*locks.ALL, *starts.ALL, *claims.ALL, *attempts.ALL, *telling.ALL, *liveness.ALL)
+CLASSES: tuple[type[Watch], ...] = (
+    *scratch.ALL,
+    *locks.ALL,
+    *starts.ALL,
+    *claims.ALL,
+    *lockclaims.ALL,
+    *attempts.ALL,
+    *telling.ALL,
+    *liveness.ALL,
+)
 
 
 class Panel:

@@ -40,10 +40,14 @@ class Monitor(Protocol):
 
 
 class Watch:
-    """A monitor that minds nothing yet. invariant: its name (I1 to I18, or a word). rule: what it says, for somebody who knows no name."""
+    """A monitor that minds nothing yet. invariant: its name (I1 to I18, or a word). rule: what it says, for somebody who knows no name.
+
+    judges: names of the events whose every claim it holds against the world.
+    """
 
     invariant: ClassVar[str] = ""
     rule: ClassVar[str] = ""
+    judges: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, past: Past) -> None:
         """past: what was true when, and what the agent asked."""

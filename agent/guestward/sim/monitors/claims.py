@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from guestward.model.events import Level
+from guestward.model.guest import GuestId
 from guestward.model.task import Ok, Unknown, Warnings, exit_status
 from guestward.sim.log import Logged
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import BrokenError, Watch
-from guestward.sim.monitors.past import BIRTHS, STARTS, Facts, Of, Past, Sent, Snap
+from guestward.sim.monitors.guards import guard_holds, recently
+from guestward.sim.monitors.past import BIRTHS, STARTS, Facts, Past, Sent, Snap, Stop
 from guestward.sim.tasks import SimTask
 
 INTERRUPTED = ("received interrupt", "interrupted by signal")
 CAUSE = re.compile(r"(\S+) by (\S+) at ")
+UNREAD_CAUSE = "the task history could not be read"
 SHOWN_FOR = 12.0  # pvestatd's word is that old at most (pve-facts A1)
+LENGTH_SLACK = 15.0  # what a slow look may take from the list to the word
 ROTATES = 1900  # tasks in the archive, from which on the oldest may be gone
 GOOD = ("started", "unchanged", "handed_to_ha")
 
@@ -31,7 +35,7 @@ class LabelsTrue(Watch):
         """Judge the label."""
         if logged.guest is None:
             return
-        of = self.past.memory(logged.guest.vmid)
+        of = self.past.memory(logged.about.vmid)
         if logged.guest not in of.kinds:
             self.broken(f"{logged.event} at {logged.t:.1f} s is about {logged.guest}, and no such guest was ever there")
         if logged.name and logged.name not in of.names:
@@ -42,6 +46,7 @@ class StartsTrue(Watch):
     """start_attempt."""
 
     invariant, rule = "CLAIMS", "start_attempt tells of a start that was sent, with its task and its number"
+    judges = frozenset({"start_attempt"})
 
     def event(self, logged: Logged) -> None:
         """Judge an attempt."""
@@ -71,30 +76,42 @@ class StartsTrue(Watch):
 
 
 def wrong_cause(past: Past, logged: Logged) -> str:
-    """What is untrue in what an event says of who stopped the guest; "" when nothing is."""
-    assert logged.guest is not None  # noqa: S101 - events of guests only
-    cause, vmid = str(logged.fields.get("cause") or ""), str(logged.guest.vmid)
+    """What is untrue in what an event says of who stopped the guest, or that it says nothing; "" when nothing is."""
+    cause, vmid = str(logged.fields.get("cause") or ""), str(logged.about.vmid)
     where = f"{logged.event} of {logged.guest} at {logged.t:.1f} s says `{cause}`"
     match = CAUSE.match(cause)
     if match is not None:
         tasks = (*past.world.tasks, *past.world.archive)
         known = any((t.upid.type, t.upid.user, t.upid.id) == (match[1], match[2], vmid) for t in tasks)
         return "" if known or len(past.world.archive) >= ROTATES else f"{where}, and there was no such task"
-    if not cause.startswith("no stop task"):
-        return ""
-    of = past.memory(int(vmid))
-    stop = truth.stopped_on_purpose(past, int(vmid))
-    if stop is None or logged.t <= of.down_at or any(sent.at > stop.at for sent in of.sent):
-        return ""
-    if any(task.upid.id == vmid and task.upid.type in STARTS and task.upid.started_boottime >= stop.at for task in past.world.archive):
+    stop = _sure_stop(past, logged)
+    if stop is None or (cause == UNREAD_CAUSE and _history_unread(past, logged.about)):
         return ""
     return f"{where}; {stop.task.upid.type} by {stop.task.upid.user} did it"
+
+
+def _sure_stop(past: Past, logged: Logged) -> Stop | None:
+    """The task that surely is why it is down: none that is only just over, and none after which it was started."""
+    vmid = logged.about.vmid
+    of, stop = past.memory(vmid), truth.stopped_on_purpose(past, vmid)
+    if stop is None or logged.t <= of.down_at or any(sent.at > stop.at for sent in of.sent):
+        return None
+    born = any(t.upid.id == str(vmid) and t.upid.type in STARTS and t.upid.started_boottime >= stop.at for t in past.world.archive)
+    return None if born else stop
+
+
+def _history_unread(past: Past, id: GuestId) -> bool:
+    """Whether this look has not got to know how it was stopped: nobody answered, or a task that may change that runs, or just ran."""
+    if not past.asked_ok("archive") or truth.tasks_unseen(past) or any(truth.task_on(snap, id) for snap in past.snaps):
+        return True
+    return recently(past, past.memory(id.vmid).gone_at) or recently(past, past.memory(id.vmid).born_at)
 
 
 class OutcomesTrue(Watch):
     """start_result: I9, I10, I12."""
 
     invariant, rule = "I9", "an outcome is told only as it was: unknown is never told as success or failure"
+    judges = frozenset({"start_result"})
 
     def __init__(self, past: Past) -> None:
         """pending: VMID -> the start of which the end is not told yet."""
@@ -106,11 +123,11 @@ class OutcomesTrue(Watch):
         if logged.guest is None:
             return
         if logged.event == "start_attempt":
-            sent = self._open(logged.guest.vmid)
+            sent = self._open(logged.about.vmid)
             if sent is None or sent.attempt_told:
-                self.unsent.add(logged.guest.vmid)
+                self.unsent.add(logged.about.vmid)
         elif logged.event == "start_result":
-            self._result(logged, logged.guest.vmid)
+            self._result(logged, logged.about.vmid)
 
     def _open(self, vmid: int) -> Sent | None:
         return next((sent for sent in reversed(self.past.memory(vmid).sent) if not sent.outcome), None)
@@ -220,52 +237,74 @@ class OutcomesTrue(Watch):
             )
 
     def _down(self, logged: Logged, sent: Sent) -> None:
-        """It cannot have been down for longer than since the first list that showed it so."""
-        said, of = logged.fields.get("down_s"), self.past.memory(sent.id.vmid)
-        since = of.seen_down if of.seen_down is not None else of.was_down
-        if isinstance(said, int | float) and since is not None and not sent.gone:
-            lasted = self.past.world.boottime - since
-            if said > lasted + 2:
-                self.broken(f"start_result of {sent.id} at {logged.t:.1f} s says that it was down for {said} s; it was {lasted:.0f} s")
+        """It was down since the first list that showed it so."""
+        found = "" if sent.gone else wrong_length(self.past, logged)
+        if found:
+            self.broken(f"start_result of {sent.id} at {logged.t:.1f} s {found}")
 
 
-Check = Callable[["EventsTrue", Logged], None]
+def wrong_length(past: Past, logged: Logged) -> str:
+    """What is untrue in `down_s`; "" when nothing is. It counts from the first list that showed it down.
+
+    It may be less only where the agent may not have taken that list in: it was killed, lost its memory, or a look failed or took long.
+    """
+    said, of = logged.fields.get("down_s"), past.memory(logged.about.vmid)
+    since = of.seen_down if of.seen_down is not None else of.was_down
+    if since is None or not isinstance(said, int | float):
+        return ""
+    lasted = past.world.boottime - since
+    if said > lasted + 2:
+        return f"says that it was down for {said} s; it was {lasted:.0f} s"
+    began = past.world.now - lasted
+    doubtful = (
+        max(past.lost_state, past.api_failed, past.slow_at, past.cut_at, of.gone_at, of.born_at, of.anew_at, of.config_changed) >= began - 1
+    )
+    ran = any(sent.outcome in GOOD and sent.at >= since for sent in of.sent)  # between two lists
+    if said < lasted - LENGTH_SLACK and not doubtful and not ran and not past.lost():
+        return f"says that it was down for {said} s; it was {lasted:.0f} s"
+    return ""
 
 
-class EventsTrue(Watch):
-    """All the others."""
+Check = Callable[[Any, Logged], None]
+
+
+class EventClaims(Watch):
+    """A watch with a checker of its own for each of its events. checks: by the event's name."""
 
     invariant, rule = "CLAIMS", "what an event says is so in the world, or was at the look that it comes from"
     checks: ClassVar[Mapping[str, Check]] = {}
+
+    def event(self, logged: Logged) -> None:
+        """Judge it by its checker."""
+        check = self.checks.get(logged.event)
+        if check is not None:
+            check(self, logged)
+
+    def never(self, logged: Logged, what: str) -> None:
+        """That is not so."""
+        self.broken(f"{logged.event} of {logged.guest} at {logged.t:.1f} s: {what}")
+
+
+class EventsTrue(EventClaims):
+    """Guests, the host and the looks."""
 
     def __init__(self, past: Past) -> None:
         """bulk_told: the life of the agent in which a bulk task was told as a reason of the gate that is closed; 0: it was not."""
         super().__init__(past)
         self.bulk_told = 0
 
-    def event(self, logged: Logged) -> None:
-        """Judge it by its own checker."""
-        check = self.checks.get(logged.event)
-        if check is not None:
-            check(self, logged)
-
     # ------------------------------------------------------------------------------------------------ guests
 
     def _facts(self, logged: Logged) -> list[Facts | None]:
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        return [snap.guests.get(logged.guest.vmid) for snap in self.past.snaps]
-
-    def _never(self, logged: Logged, what: str) -> None:
-        self.broken(f"{logged.event} of {logged.guest} at {logged.t:.1f} s: {what}")
+        return [snap.guests.get(logged.about.vmid) for snap in self.past.snaps]
 
     def down(self, logged: Logged) -> None:
         """guest_down, guest_waiting: it does not run, its guard is so, and whoever is named stopped it."""
         known = self._facts(logged)
         if all(facts is not None and facts.seen for facts in known):
-            self._never(logged, "it runs")
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        if not any(guard_holds(self.past, snap, logged.guest.vmid, logged.guard) for snap in self.past.snaps):
-            self._never(logged, f"its guard is {logged.guard}, and that is not so")
+            self.never(logged, "it runs")
+        if not any(guard_holds(self.past, snap, logged.about.vmid, logged.guard) for snap in self.past.snaps):
+            self.never(logged, f"its guard is {logged.guard}, and that is not so")
         found = wrong_cause(self.past, logged)
         if found:
             self.broken(found)
@@ -273,68 +312,64 @@ class EventsTrue(Watch):
     def up(self, logged: Logged) -> None:
         """guest_up: it runs, and was not down for longer than it was seen down."""
         if not any(facts is not None and facts.seen for facts in self._facts(logged)):
-            self._never(logged, "it does not run")
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        of, said = self.past.memory(logged.guest.vmid), logged.fields.get("down_s")
+            self.never(logged, "it does not run")
+        of, said = self.past.memory(logged.about.vmid), logged.fields.get("down_s")
         since = of.was_down if of.seen_down is None else of.seen_down
-        if since is None or not isinstance(said, int) or said > self.past.world.boottime - since + 2:
-            self._never(logged, f"it says that it was down for {said} s")
+        found = wrong_length(self.past, logged)
+        if since is None or not isinstance(said, int) or found:
+            self.never(logged, found or f"it says that it was down for {said} s")
 
     def forgotten(self, logged: Logged) -> None:
         """guest_forgotten, by its reason."""
         reason, known = str(logged.fields.get("reason")), self._facts(logged)
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        of = self.past.memory(logged.guest.vmid)
+        of = self.past.memory(logged.about.vmid)
         gone = any(facts is None or facts.id != logged.guest for facts in known)
         if reason in ("identity changed", "made anew"):
-            true = bool(of.maybe_new) or _recently(self.past, of.born_at)
+            true = bool(of.maybe_new) or recently(self.past, of.born_at)
         elif reason == "it was destroyed":
             true = gone or any(facts is not None and not facts.here for facts in known)
         elif reason.startswith("it moved to node "):
-            guest = self.past.world.guests.get(logged.guest.vmid)
+            guest = self.past.world.guests.get(logged.about.vmid)
             true = guest is not None and (
                 guest.node == reason.removeprefix("it moved to node ") or any(f is not None and not f.here for f in known)
             )
         else:
             true = gone or any(facts is not None and not _in_pool(self.past, facts) for facts in known)
         if not true:
-            self._never(logged, f"it says that {reason}, and that is not so")
+            self.never(logged, f"it says that {reason}, and that is not so")
 
     def rearmed(self, logged: Logged) -> None:
         """Rearmed, by its reason."""
         reason, past = str(logged.fields.get("reason")), self.past
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        of = past.memory(logged.guest.vmid)
+        of = past.memory(logged.about.vmid)
         if reason == "by an operator":
-            true = logged.guest.vmid in past.took
+            true = logged.about.vmid in past.took
         elif reason == "its configuration changed":
             true = of.config_changed > -math.inf or bool(of.maybe_new)
         else:
             true = any(f"storage {name}" in reason or f" {name}" in reason for name in past.back_online)
         if not true:
-            self._never(logged, f"it says that it is so {reason}, and that is not so")
+            self.never(logged, f"it says that it is so {reason}, and that is not so")
 
     def given_up(self, logged: Logged) -> None:
         """given_up: it does not run."""
         if all(facts is not None and facts.seen for facts in self._facts(logged)):
-            self._never(logged, "it runs")
+            self.never(logged, "it runs")
 
     def not_working(self, logged: Logged) -> None:
         """not_working: it is in that state, as far as pvestatd's word can tell."""
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        guest, state = self.past.world.guests.get(logged.guest.vmid), logged.fields.get("state")
-        if guest is None or self._fresh(logged.guest.vmid):
+        guest, state = self.past.world.guests.get(logged.about.vmid), logged.fields.get("state")
+        if guest is None or self._fresh(logged.about.vmid):
             return
         if not guest.running or not (guest.frozen if state == "frozen" else state == guest.qmp):
-            self._never(logged, f"it says {state}; it is {guest.qmp if guest.running else 'stopped'}")
+            self.never(logged, f"it says {state}; it is {guest.qmp if guest.running else 'stopped'}")
 
     def working_again(self, logged: Logged) -> None:
         """working_again: it runs and works."""
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        if not self._fresh(logged.guest.vmid) and not any(facts is not None and facts.works for facts in self._facts(logged)):
-            guest = self.past.world.guests.get(logged.guest.vmid)
+        if not self._fresh(logged.about.vmid) and not any(facts is not None and facts.works for facts in self._facts(logged)):
+            guest = self.past.world.guests.get(logged.about.vmid)
             state = "gone" if guest is None else "frozen" if guest.frozen else guest.qmp if guest.running else "stopped"
-            self._never(logged, f"it is {state}")
+            self.never(logged, f"it is {state}")
 
     def _fresh(self, vmid: int) -> bool:
         return self.past.world.now - self.past.memory(vmid).state_at <= SHOWN_FOR
@@ -342,17 +377,16 @@ class EventsTrue(Watch):
     def backup_wait_long(self, logged: Logged) -> None:
         """backup_wait_long: it is down, for so long, and a backup may be the reason."""
         known, said = self._facts(logged), logged.fields.get("waited_s")
-        assert logged.guest is not None  # noqa: S101 - events of guests only
-        since = self.past.memory(logged.guest.vmid).seen_down
+        since = self.past.memory(logged.about.vmid).seen_down
         if all(facts is not None and facts.seen for facts in known):
-            self._never(logged, "it runs")
+            self.never(logged, "it runs")
         if not isinstance(said, int) or since is None or said > self.past.world.boottime - since + 2:
-            self._never(logged, f"it says that it has waited for {said} s")
+            self.never(logged, f"it says that it has waited for {said} s")
         snaps = self.past.snaps
-        pairs = [(snap, snap.guests.get(logged.guest.vmid)) for snap in snaps]
+        pairs = [(snap, snap.guests.get(logged.about.vmid)) for snap in snaps]
         busy = any(facts is not None and truth.backup(snap, facts) for snap, facts in pairs)
         if not busy and not truth.unprovable(self.past, snaps[-1]) and not any(asked.failed for asked in self.past.job):
-            self._never(logged, "no backup is at work on it")
+            self.never(logged, "no backup is at work on it")
 
     # ------------------------------------------------------------------------------------------------ the node
 
@@ -468,83 +502,6 @@ EventsTrue.checks = {
     "daemon_started": EventsTrue.started,
     "internal_error": EventsTrue.defect,
 }
-
-
-def guard_holds(past: Past, snap: Snap, vmid: int, guard: str) -> bool:
-    """Whether what a guard says of a guest is so in the world. What the agent alone can know counts as so."""
-    facts = snap.guests.get(vmid)
-    if facts is None:
-        return guard in ("not_owned", "unreadable")
-    check = _GUARDS.get(guard)
-    return check is None or check(past, snap, facts)
-
-
-def _recently(past: Past, moment: float) -> bool:
-    return past.world.now - moment <= 2 * past.sim.config.watchdog.interval + 30
-
-
-def _new(of: Of, past: Past) -> bool:
-    """One that was made anew a moment ago may have been seen running since: a backup of a stopped VM runs it without starting it."""
-    return bool(of.maybe_new) or _recently(past, of.born_at)
-
-
-def _held(past: Past, snap: Snap, facts: Facts) -> bool:
-    vmid = facts.id.vmid
-    hold_mode = past.rules.operator_stop_holds
-    unclear = truth.task_on(snap, facts.id) is not None or _unread(past)  # while a task stops it nobody knows how that ends
-    return truth.held(past, snap, vmid) or (hold_mode and (truth.may_be_stopped_on_purpose(past, vmid) or unclear))
-
-
-def _unread(past: Past) -> bool:
-    return _recently(past, past.api_failed) or bool(past.lost())
-
-
-def _ha(past: Past, snap: Snap, facts: Facts) -> bool:
-    handed = any(task.upid.type == "hastart" and task.upid.id == str(facts.id.vmid) for task in past.world.archive)
-    unlisted = not facts.visible or past.concealed()  # `/cluster/resources` leaves it out, so that HA's state is not known
-    return facts.ha or handed or unlisted or _recently(past, past.api_failed)
-
-
-def _task(past: Past, snap: Snap, facts: Facts) -> bool:
-    ours = any(not sent.outcome for sent in past.memory(facts.id.vmid).sent)
-    return ours or truth.task_on(snap, facts.id) is not None
-
-
-def _unknown_backup(past: Past, snap: Snap, facts: Facts) -> bool:
-    return bool(truth.unprovable(past, snap)) or _recently(past, past.api_failed)
-
-
-def _gate(past: Past, snap: Snap, facts: Facts) -> bool:
-    return bool(truth.gate(past, snap)) or truth.may_be_mass_stop(past, past.rules.mass_stop, 2 * truth.MASS_PAUSE + 120)
-
-
-def _tried(past: Past, vmid: int) -> Iterable[Sent]:
-    return past.memory(vmid).sent
-
-
-def _backoff(past: Past, snap: Snap, facts: Facts) -> bool:
-    """Some attempt, sent or not, is not over for longer than the longest back-off."""
-    return past.lost_state > 0 or past.life > 1 or any(True for _ in _tried(past, facts.id.vmid)) or _recently(past, past.api_failed)
-
-
-_GUARDS: Mapping[str, Callable[[Past, Snap, Facts], bool]] = {
-    "not_owned": lambda past, snap, facts: not facts.owned,
-    "scratch_band": lambda past, snap, facts: facts.band,
-    "template": lambda past, snap, facts: facts.template,
-    "running": lambda past, snap, facts: facts.shown,
-    "unreadable": lambda past, snap, facts: _recently(past, past.memory(facts.id.vmid).failed) or _recently(past, past.api_failed),
-    "onboot_off": lambda past, snap, facts: not facts.onboot,
-    "new_here": lambda past, snap, facts: _new(past.memory(facts.id.vmid), past) or facts.lock in ("create", "import", "clone"),
-    "held": _held,
-    "ha": _ha,
-    "locked": lambda past, snap, facts: facts.lock is not None or truth.SNAPSHOT in facts.snapshots or past.helper_at_work(facts.id.vmid),
-    "task": _task,
-    "backup": lambda past, snap, facts: bool(truth.backup(snap, facts)),
-    "backup_unknown": _unknown_backup,
-    "host_gate": _gate,
-    "storage_offline": lambda past, snap, facts: bool(truth.offline(snap, facts)),
-    "backoff": _backoff,
-}
-
+EventsTrue.judges = frozenset(EventsTrue.checks)
 
 ALL: tuple[type[Watch], ...] = (LabelsTrue, OutcomesTrue, StartsTrue, EventsTrue)

@@ -12,10 +12,11 @@ from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
 from guestward.model.task import Task, TaskStatus, Upid
-from guestward.ports import Board, Helper, HelperCall, HelperLost, HostWitness, Pve, PveError, Store
+from guestward.ports import Board, Helper, HelperCall, HelperLost, HelperUnreachable, HostWitness, Pve, PveError, Store
 
 if TYPE_CHECKING:
     from guestward.sim.monitors.past import Past
+    from guestward.sim.monitors.requests import Request as Step
 
 T = TypeVar("T")
 CANARY = "5ec4e7f0-0dd5-4bad-beef-canary000000"  # in place of the token's secret, which the simulated API does not ask for
@@ -44,6 +45,7 @@ class HeardPve:
             self.past.not_answered(asked, f"{type(error).__name__}: {error}")
             raise
         asked.answered = True
+        self.past.answered(asked)
         return found
 
     def guests(self, kind: GuestKind, *, deadline: float) -> Mapping[GuestId, ListedGuest]:
@@ -178,17 +180,19 @@ class HeardCall:
 
     inner: HelperCall
     past: Past
-    vmid: int
+    step: Step
 
     def answer(self) -> Answer | None:
         """What it said, if it has said anything."""
         try:
             found = self.inner.answer()
         except HelperLost:
-            self.past.helper_ended(self.vmid)
+            self.step.lost = True
+            self.past.helper_ended(self.step.vmid)
             raise
         if found is not None:
-            self.past.helper_ended(self.vmid)
+            self.step.answer = found
+            self.past.helper_ended(self.step.vmid)
         return found
 
 
@@ -201,7 +205,14 @@ class HeardHelper:
 
     def ask(self, request: Request) -> HeardCall:
         """One request."""
-        call = self.inner.ask(request)
-        vmid = request.vmid or 0
-        self.past.helper_begins(vmid, ANSWERED_WITHIN[request.verb])
-        return HeardCall(call, self.past, vmid)
+        step = self.past.step_begins(request.verb.value, request.vmid or 0)
+        try:
+            call = self.inner.ask(request)
+        except BaseException as error:
+            self.past.requests.reachable = not isinstance(error, HelperUnreachable)
+            self.past.requests.not_sent(step)
+            raise
+        self.past.requests.under_way = None
+        self.past.requests.reachable = True
+        self.past.helper_begins(step.vmid, ANSWERED_WITHIN[request.verb])
+        return HeardCall(call, self.past, step)

@@ -8,7 +8,7 @@ from guestward.model.decision import Guard
 from guestward.sim.log import Effect, Logged
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import Watch
-from guestward.sim.monitors.claims import guard_holds
+from guestward.sim.monitors.guards import guard_holds
 from guestward.sim.monitors.past import STARTS, Facts, Past, Snap
 
 LOOKS = 5.0  # what the looks themselves may take: PVE's list is read again after a second, twice, and a start is looked at again
@@ -35,7 +35,7 @@ class StartedInTime(Watch):
         self.clear = past.world.now
         self.tries: dict[int, int] = {}
         self.untold: set[int] = set()
-        self._wanted: tuple[Snap, list[Facts]] = (past.snap, [])
+        self._wanted: tuple[Snap, list[Facts]] = (past.snap._replace(guests={}), [])  # of no world
 
     def effect(self, effect: Effect) -> None:
         """Count a start."""
@@ -130,7 +130,7 @@ class StartedInTime(Watch):
             or truth.task_on(snap, facts.id)
             or truth.backup(snap, facts)
             or truth.offline(snap, facts)
-            or truth.SNAPSHOT in facts.snapshots
+            or facts.dangling is not None
             or past.helper_at_work(vmid)
             or any(name for name in facts.storages if past.world.now - past.back_online.get(name, -math.inf) < 1)
         )

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from guestward.duties.env import Env
 from guestward.model.guest import GuestId, GuestKind, Startup, truthy
+from guestward.model.helper import SNAPSHOT
 from guestward.model.memory import Hold
 from guestward.model.observation import UnitState
 from guestward.model.task import Error, Ok, Upid, Warnings, exit_status
 from guestward.sim.guest import SimGuest
-from guestward.sim.log import Effect
+from guestward.sim.log import Effect, Logged
 from guestward.sim.monitors.base import Watch
 from guestward.sim.monitors.heard import HeardHelper, HeardHost, HeardPve, HeardStore
+from guestward.sim.monitors.requests import STEPS, Request, Requests
 from guestward.sim.tasks import SimTask
 
 if TYPE_CHECKING:
@@ -32,7 +34,10 @@ BIRTHS = frozenset({"vzcreate", "vzrestore", "qmcreate", "qmrestore"})
 BIRTH_LOCKS = frozenset({"create", "import", "clone"})
 STARTS = frozenset({"vzstart", "qmstart", "hastart"})
 TELLING = frozenset({"list", "config"})
-NODE_KINDS = frozenset({"host", "live", "backups", "start"})
+NODE_KINDS = frozenset({"host", "live", "backups", "start", "unlock", "delete-snapshot"})
+FIRST_COUNTS = frozenset({"host", "active"})  # a look judges host and tasks by what it saw first; before a start they are asked again
+ALWAYS_ANSWERED = frozenset({"host", "holds", "backups"})
+SLOW = 5.0
 FOLLOWED = 2.0  # seconds after which an answer is seen
 
 
@@ -41,7 +46,7 @@ class Facts(NamedTuple):
 
     visible: the lists show it to the token. owned: here and in a pool of ours, and not excluded. shown: a list says `running`.
     seen: and it has a pid. works: and is not paused or frozen. order: of `startup`. config: changes with its configuration, locks and
-    snapshots apart.
+    snapshots apart. locker: who set its lock. dangling: of a container, the state of a snapshot that only vzdump makes; None: it has none.
     """
 
     id: GuestId
@@ -66,6 +71,8 @@ class Facts(NamedTuple):
     protection: bool
     snapshots: tuple[str, ...]
     config: tuple[object, ...]
+    locker: str
+    dangling: str | None
 
     @property
     def wanted(self) -> bool:
@@ -164,7 +171,10 @@ class Of:
     """What is remembered of one VMID. changed: virtual seconds. seen_down, was_down, steady: seconds since host boot, by the lists.
 
     cut_at: the agent was killed after it had begun to look whether to start it, so that it may have noted a start that was never sent.
-    cuts: when that was, in virtual seconds. needed: storages that its configuration ever named.
+    cuts: when that was, in virtual seconds. needed: storages that its configuration ever named. told: the number of the attempt that
+    was told last; told_at: when, in seconds since host boot. locks: how often its lock changed, so that each lock has a number; lock_at:
+    when it last did; dangling_at: when a snapshot of vzdump came; gone_at: when it was last another guest, or not ours; anew_at: when
+    it was last seen under a lock under which guests are made: in virtual seconds.
     """
 
     names: set[str] = field(default_factory=set)
@@ -172,7 +182,6 @@ class Of:
     changed: float = 0.0
     down_at: float = -math.inf
     state_at: float = -math.inf
-    lock_was: tuple[float, str, str] = (-math.inf, "", "")
     stop: Stop | None = None
     new: str = ""
     new_at: float = -math.inf
@@ -194,11 +203,23 @@ class Of:
     cut_at: float = -math.inf
     cuts: list[float] = field(default_factory=list)
     needed: set[str] = field(default_factory=set)
+    told: int = 0
+    told_at: float = -math.inf
+    locks: int = 0
+    lock_at: float = -math.inf
+    dangling_at: float = -math.inf
+    gone_at: float = -math.inf
+    anew_at: float = -math.inf
 
 
 def _order(startup: str) -> tuple[float, int]:
     parsed = Startup.parse(startup)
     return (math.inf if parsed.order is None else float(parsed.order), parsed.up)
+
+
+def _another_snapshot(before: str | None, now: str) -> bool:
+    """Whether a snapshot of that state is not the one that was there: one that is made is in `prepare` first, and `delete` ends it."""
+    return before is None or (now not in (before, "delete") and (before, now) != ("prepare", ""))
 
 
 class Past(Watch):
@@ -207,16 +228,22 @@ class Past(Watch):
     def __init__(self, sim: Simulation) -> None:
         """sim: the world is as it is at the first second; the agent has not been started yet."""
         self.sim, self.world = sim, sim.world
-        self.rules = sim.config.rules()
+        self.config, self.rules = sim.config, sim.config.rules()
         self.of: dict[int, Of] = {}
         self.life, self.alive_since, self.cut, self.all_cuts = 0, self.world.now, False, 0
         self.boot = self.world.boot
         self.watched = False
         self.job: list[Asked] = []
         self.job_over = True
+        self.cut_at = -math.inf  # virtual second at which an agent that was killed in the middle of a job was started again
+        self.boot_offset = self.world.boot_offset  # as this boot began, or the run
+        self.cut_off: list[Asked] = []  # the questions of the job in which the agent was killed last
+        self.last: dict[tuple[str, int], Asked] = {}  # the last question of each kind, and VMID, that was answered
+        self.requests = Requests()
         self.offsets: list[float] = []
         self.archived: list[SimTask] = []  # of one sample: tasks that have ended since the one before
         self.api_failed = -math.inf  # virtual second of the last question without an answer
+        self.slow_at = -math.inf  # virtual second of the last question of a job in which answers took their time
         self.again_failed = -math.inf  # virtual second of the last one in a look before a start
         self.took: set[int] = set()  # VMIDs that an operator re-armed, as this job heard
         self.lost_state = self.lost_boot = -math.inf
@@ -232,7 +259,8 @@ class Past(Watch):
         self._concealed = (-1, False)
         self._lost: frozenset[tuple[str, str]] = frozenset()
         self._head: SimTask | None = self.world.archive[0] if self.world.archive else None
-        self._listed_snaps: dict[GuestKind, Snap] = {}
+        self._results = 0  # how often the agent told how a start ended
+        self._listed_snaps: dict[GuestKind, tuple[Snap, int]] = {}
         self.snap = Snap({}, (), self._node(), frozenset())
         self.world.watchers.append(self._changed)
         self.sample()
@@ -256,6 +284,8 @@ class Past(Watch):
             for vmid in {asked.vmid for asked in self.job if asked.kind == "live"}:
                 self.memory(vmid).cut_at = self.world.boottime
                 self.memory(vmid).cuts.append(self.world.now)
+        self.cut_off = self.job if self.cut else []
+        self.cut_at = self.world.now if self.cut else self.cut_at
         self.job, self.job_over = [], True
         self.life, self.alive_since = self.life + 1, self.world.now
         self._helper_until.clear()
@@ -263,6 +293,15 @@ class Past(Watch):
             self.begins_empty()
         doors = HeardPve(env.pve, self), HeardHost(env.host, self), HeardStore(env.store, self), HeardHelper(env.helper, self)
         return replace(env, pve=doors[0], host=doors[1], store=doors[2], helper=doors[3])
+
+    def _reloaded(self) -> None:
+        """A new configuration is in force from the next job on."""
+        watch = self.sim.watch
+        if watch is None or watch.env.config is self.config:
+            return
+        self.config, self.rules = watch.env.config, watch.env.config.rules()
+        self._dirty.update(self.world.guests)
+        self._version = -1
 
     def helper_begins(self, vmid: int, longest: float) -> None:
         """The helper was asked for something; its answer may take that long, whenever it acts."""
@@ -281,17 +320,32 @@ class Past(Watch):
         if self.job_over:
             self.job, self.job_over = [], False
             self.took = set()
+            self._reloaded()
         elif self.job and self.job[-1].kind in TELLING:
             self._answered(self.job[-1])
         world = self.world
         snap, node = self.snap, kind in NODE_KINDS
         if node or world.version != self._version or self._open or kind == "holds" or world.boot != self.boot:
             snap = self.sample(node=node)
+        if self.job and world.now - self.job[0].t > SLOW:
+            self.slow_at = world.now
         entry = Asked(kind, vmid, world.now, world.now + world.boot_offset, snap, world.version)
         if kind == "privileges":
             entry.lost = self.lost()
+        if kind in ALWAYS_ANSWERED:
+            self.answered(entry)
         self.job.append(entry)
         return entry
+
+    def answered(self, asked: Asked) -> None:
+        """The agent knows what it asked for. Must come before it asks for something else."""
+        if asked.kind not in FIRST_COUNTS or not any(one.kind == asked.kind and one is not asked for one in self.job):
+            self.last[(asked.kind, asked.vmid)] = asked
+
+    def as_known(self, vmid: int, kind: str) -> Snap | None:
+        """The world at the last question of that kind, about the node or that guest, in this job or an earlier one."""
+        found = [asked for key in ((kind, 0), (kind, vmid)) if (asked := self.last.get(key)) is not None]
+        return max(found, key=lambda asked: (asked.t, asked.version)).snap if found else None
 
     def not_answered(self, asked: Asked, why: str) -> None:
         """The door says that there was no answer."""
@@ -427,7 +481,11 @@ class Past(Watch):
             protection=guest.protection,
             snapshots=tuple(sorted(guest.snapshots)),
             config=tuple(getattr(guest, name) for name in sorted(IN_CONFIG)),
+            locker=guest.locker,
+            dangling=guest.snapshots.get(SNAPSHOT) if guest.id.kind is GuestKind.LXC else None,
         )
+        if found.dangling is not None and _another_snapshot(None if known is None else known.dangling, found.dangling):
+            of.dangling_at = self.world.now
         of.names.add(guest.name)
         of.needed |= guest.storages
         of.kinds.add(guest.id)
@@ -467,9 +525,11 @@ class Past(Watch):
         """Whatever was tried for that guest counts no more."""
         of = self.memory(vmid)
         of.resets.add(why)
+        of.gone_at = self.world.now
         for sent in of.sent:
             sent.gone = True
         of.steady = of.sure_steady = None
+        self.last = {key: asked for key, asked in self.last.items() if key[1] != vmid}
 
     def _reset(self, vmid: int, why: str) -> None:
         self.memory(vmid).resets.add(why)
@@ -483,11 +543,13 @@ class Past(Watch):
     def _booted(self) -> None:
         """In another boot all seconds since host boot are void."""
         self.boot, self.watched, self.offsets = self.world.boot, False, []
+        self.boot_offset = self.world.boot_offset
         for vmid, of in self.of.items():
             self._gone(vmid, "host boot")
             of.new = ""
             of.stop, of.seen_down, of.was_down = None, None, None
         self._open.clear()
+        self.last.clear()
 
     def _new_tasks(self) -> None:
         archive = self.world.archive
@@ -543,7 +605,7 @@ class Past(Watch):
         if what == "running":
             self._power_changes(guest, of)
         elif what == "lock":
-            of.lock_was = (now, guest.lock or "", guest.locker)
+            of.locks, of.lock_at = of.locks + 1, now
         elif what in ("qmp", "frozen"):
             of.state_at = now
         elif what == "name":
@@ -586,9 +648,10 @@ class Past(Watch):
 
     def _listed(self, kind: GuestKind, asked: Asked) -> None:
         """What a list showed the agent: who is down since when."""
-        if asked.snap is self._listed_snaps.get(kind):
+        snap, results = self._listed_snaps.get(kind, (None, 0))
+        if asked.snap is snap and results == self._results:
             return
-        self._listed_snaps[kind] = asked.snap
+        self._listed_snaps[kind] = (asked.snap, self._results)
         for vmid, facts in asked.snap.guests.items():
             if not facts.visible or facts.id.kind is not kind:
                 continue
@@ -601,7 +664,7 @@ class Past(Watch):
             elif not facts.shown:
                 of.seen_down = asked.boot if of.seen_down is None else of.seen_down
                 if facts.lock in BIRTH_LOCKS:
-                    of.maybe_new = f"seen under the lock `{facts.lock}`"
+                    of.maybe_new, of.anew_at = f"seen under the lock `{facts.lock}`", asked.t
 
     def _steady(self, vmid: int, of: Of, asked: Asked) -> None:
         facts, guest = asked.snap.guests.get(vmid), self.world.guests.get(vmid)
@@ -629,6 +692,8 @@ class Past(Watch):
     def effect(self, effect: Effect) -> None:
         """Note a start, before any monitor judges it."""
         self.sample()
+        if effect.verb in STEPS and effect.door == "helper" and effect.vmid is not None:
+            self._step(effect, effect.vmid)
         if effect.verb != "start" or effect.vmid is None:
             return
         vmid, world = effect.vmid, self.world
@@ -651,6 +716,28 @@ class Past(Watch):
         else:
             self._open.append(sent)
             self._follow_open()
+
+    def _step(self, effect: Effect, vmid: int) -> None:
+        """A request to the helper; one that came through no door of the agent is judged by the world as it is now."""
+        request = self.requests.under_way
+        if request is None or (request.verb, request.vmid) != (effect.verb, vmid):
+            request = self.step_begins(effect.verb, vmid)
+            self.requests.under_way = None
+        request.result = effect.result
+
+    def step_begins(self, verb: str, vmid: int) -> Request:
+        """The agent asks the helper for something, which has not reached it yet."""
+        asked, of = self.asked(verb, vmid), self.memory(vmid)
+        request = Request(verb, vmid, asked.t, asked.boot, self.life, self.world.boot, asked.snap, of.locks, of.dangling_at)
+        self.requests.add(request)
+        return request
+
+    def event(self, logged: Logged) -> None:
+        """Keep how many attempts the agent says that it made, and that it knows how one ended."""
+        self._results += logged.event == "start_result"
+        if logged.event == "start_attempt" and logged.guest is not None:
+            of, number = self.memory(logged.guest.vmid), logged.fields.get("attempt")
+            of.told, of.told_at = number if isinstance(number, int) else 0, self.world.boottime
 
     def _own_task(self, vmid: int) -> SimTask | None:
         """The task that the request has just made."""

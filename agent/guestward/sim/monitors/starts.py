@@ -45,11 +45,7 @@ class OwnedOnly(StartRule):
     kinds = ("members", "config")
 
     def _bad(self, snap: Snap, facts: Facts | None) -> str:
-        if facts is None:
-            return "there is no such guest"
-        if not facts.here:
-            return "it is on another node"
-        return "" if facts.owned else "it is in none of the pools, or excluded"
+        return truth.not_ours(facts)
 
 
 class NoScratch(StartRule):
@@ -152,7 +148,7 @@ class GateOpen(StartRule):
 class MassStop(Watch):
     """The host gate, for what looks like a staged shutdown."""
 
-    invariant, rule = "GATE", "after several guests were stopped by others within 60 s nothing is started for 15 min"
+    invariant, rule = "GATE", "after several guests were stopped by others within 60 s nothing is started or unlocked for 15 min"
 
     def __init__(self, past: Past) -> None:
         """Nothing was seen yet."""
@@ -186,9 +182,10 @@ class MassStop(Watch):
     def effect(self, effect: Effect) -> None:
         """Judge a start."""
         now = self.past.world.boottime
-        if effect.verb == "start" and self.past.world.boot == self.boot and now < self.until - EPS and self.past.lost_state <= self.since:
+        judged = effect.verb in ("start", "unlock", "delete-snapshot")
+        if judged and self.past.world.boot == self.boot and now < self.until - EPS and self.past.lost_state <= self.since:
             self.broken(
-                f"start of {effect.vmid} at {effect.t:.1f} s, {self.until - now:.0f} s before the pause after the stop of "
+                f"{effect.verb} of {effect.vmid} at {effect.t:.1f} s, {self.until - now:.0f} s before the pause after the stop of "
                 f"{', '.join(map(str, self.who))} is over"
             )
 

@@ -62,6 +62,7 @@ class HeartbeatCounts(Watch):
 
     invariant = "I6"
     rule = "a heartbeat comes at each `heartbeat_every`th sweep that saw everything, and never at another; its numbers are true"
+    judges = frozenset({"heartbeat"})
 
     def __init__(self, past: Past) -> None:
         """least, most: how many sweeps have counted since the host booted; they differ where it cannot be told from outside."""
@@ -139,6 +140,7 @@ class GrantsTold(Watch):
 
     invariant = "I13"
     rule = "a needed grant that is lost is told as lost within two looks that could see it, and as restored; each once"
+    judges = frozenset({"grant_lost", "grant_restored"})
 
     def __init__(self, past: Past) -> None:
         """told: what this life of the agent said is lost. unsaid: grant -> sweeps that saw what was not said yet."""

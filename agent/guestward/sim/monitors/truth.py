@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from guestward.model.guest import GuestId
+from guestward.model.helper import STATE_OF_LOCK
 from guestward.model.memory import Hold
 from guestward.model.task import Error, Upid, exit_status
+from guestward.sim.helper import OUR_DELETE
 from guestward.sim.monitors.past import STOPS, Facts, Past, Snap, Stop
+from guestward.sim.vzdump import VZDUMP
 
 BULK = ("startall", "stopall", "suspendall", "migrateall")
-SNAPSHOT = "vzdump"  # of a container; while it dangles lock recovery may be at work
 GRACE = 900.0  # after a boot without pve-guests
 MASS_WINDOW, MASS_PAUSE = 60.0, 900.0
 CLOCK_SLACK = 60.0
@@ -46,6 +48,15 @@ def _boot(past: Past, snap: Snap) -> Iterator[tuple[str, str]]:
         off = unit.load in ("not-found", "masked") or unit.file in ("disabled", "masked", "masked-runtime")
         if not off or past.world.boottime < GRACE:
             yield "booting", f"pve-guests is {unit.active}"
+
+
+def not_ours(facts: Facts | None) -> str:
+    """Why a guest is none that the agent may touch; "" when it is. Whether its VMID is in the band is asked elsewhere."""
+    if facts is None:
+        return "there is no such guest"
+    if not facts.here:
+        return "it is on another node"
+    return "" if facts.owned else "it is in none of the pools, or excluded"
 
 
 def lasts(past: Past, hold: Hold) -> bool:
@@ -147,3 +158,23 @@ def may_be_mass_stop(past: Past, least: int, within: float) -> bool:
     known = [t.upid for t in (*world.archive, *world.tasks) if t.upid.type in STOPS and t.upid.user != world.token_id]
     times = sorted(upid.started_boottime for upid in known if 0 <= world.boottime - upid.started_boottime <= within)
     return any(times[i + least - 1] - times[i] <= MASS_WINDOW for i in range(len(times) - least + 1))
+
+
+def left_over(facts: Facts) -> bool:
+    """Whether its lock is one that a vzdump leaves behind when it dies; without a lock, whether it has the snapshot of one."""
+    if facts.lock is None:
+        return facts.dangling is not None
+    return facts.lock == "backup" or (facts.dangling is not None and facts.dangling == STATE_OF_LOCK.get(facts.lock))
+
+
+def at_work_on(snap: Snap, facts: Facts) -> str:
+    """Who is at work on a guest, so that its lock, or its snapshot, may be his; "" when nobody is."""
+    upid = vzdump_on(snap, facts.id.vmid) or task_on(snap, facts.id)
+    if upid is not None:
+        return f"{upid.type} by {upid.user} runs"
+    return "an archive process of it lives" if facts.id.vmid in snap.node.archives else ""
+
+
+def proven(facts: Facts) -> bool:
+    """Whether vzdump, or our own delete, set its lock; nobody else makes a container's snapshot of that name."""
+    return facts.locker in (VZDUMP, OUR_DELETE) if facts.lock is not None else facts.dangling is not None
