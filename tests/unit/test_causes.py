@@ -217,6 +217,30 @@ class TestBackup:
         assert found is not None
         assert is_deliberate(found)
 
+    @pytest.mark.parametrize(
+        ("stopped", "dump"),
+        [
+            ((AT - 50, WALL + 500), task("vzdump", at=AT - 40, wall=WALL - 40)),
+            ((AT - 50, WALL - 650), task("vzdump", at=AT - 60, wall=WALL - 60)),
+            ((AT - 20, WALL - 50), ended("vzdump", at=AT - 60, wall=WALL - 60, took=30)),
+            ((AT - 20, WALL + 580), ended("vzdump", at=AT - 60, wall=WALL - 60, took=630)),
+        ],
+        ids=["set back before it began", "set back in it", "set back after it", "set on in it"],
+    )
+    def test_when_the_clock_was_set_a_stop_that_either_clock_places_outside_is_a_persons(
+        self, stopped: tuple[float, float], dump: Task
+    ) -> None:
+        at, wall = stopped
+        found = ask(ended("qmshutdown", at=at, wall=wall), dump)
+        assert found is not None
+        assert is_deliberate(found)
+
+    @pytest.mark.parametrize(("late", "inside"), [(2, True), (2.5, False)])
+    def test_an_end_in_whole_seconds_may_be_two_seconds_off_by_the_boot_clock(self, late: float, inside: bool) -> None:
+        found = ask(ended("qmshutdown", at=AT - 30 + late, wall=WALL - 30), ended("vzdump", at=AT - 60, wall=WALL - 60, took=30))
+        assert found is not None
+        assert found.by_vzdump is inside
+
     def test_any_other_stop_during_a_backup_is_a_persons(self) -> None:
         found = ask(ended("qmstop", at=AT - 50), task("vzdump", "101", at=AT - 60))
         assert found is not None

@@ -110,6 +110,8 @@ class LockRecovery:
         free = [id for id in self.owned if id.kind is GuestKind.LXC and seen.guests[id].lock is None]
         self.to_check = [id for id in free if id in stamps and self.checked.get(id) != stamps[id]]
         self.left.intersection_update(self.owned)
+        # One that comes back, from another node or into the pool, may have the stamp that it had: it is checked anew.
+        self.checked = {id: self.checked[id] for id in self.owned if id in self.checked}
 
     def _check_snapshots(self, seen: Observation) -> None:
         names = seen.host.names

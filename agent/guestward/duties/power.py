@@ -285,7 +285,7 @@ class PowerWatch:
         state.gaps |= gaps(seen) | self.starter.failing
         state.incomplete = in_words(state.gaps)
         complete = counted and not state.incomplete
-        state.node = replace(state.node, watched=True, looked_at=seen.at, sweeps=state.node.sweeps + complete)
+        state.node = replace(state.node, watched=True, looked_at=self.began, sweeps=state.node.sweeps + complete)
         if counted:
             state.teller.looked(state.gaps, seen.at)
         if complete:

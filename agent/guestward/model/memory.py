@@ -132,8 +132,8 @@ class Hold:
 class NodeMemory:
     """What is remembered of the node.
 
-    boot_id: the boot in which all times are, in seconds since its start. watched: guests were seen in this boot. looked_at: when, last.
-    offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests. unseeded:
+    boot_id: the boot in which all times are, in seconds since its start. watched: guests were seen in this boot. looked_at: when the last
+    look began. offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests. unseeded:
     the memory was lost, and PVE has not been asked yet what was tried before.
     """
 

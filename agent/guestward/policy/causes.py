@@ -107,16 +107,19 @@ def born_since(tasks: Iterable[Task], vmid: int, since: float) -> bool:
 
 
 def _by_vzdump(stop: Upid, history: Iterable[Task]) -> bool:
-    """A stop-mode backup of a VM runs `qm shutdown`, which is a qmshutdown task of its own (pve-facts C4)."""
+    """A stop-mode backup of a VM runs `qm shutdown`, which is a qmshutdown task of its own (pve-facts C4).
+
+    Both clocks must say that it began inside: somebody may have set the wall clock, by which alone ends are noted.
+    """
     if stop.type != "qmshutdown":
         return False
-    return any(
-        task.upid.type == "vzdump"
-        and task.upid.covers(int(stop.id))
-        and task.upid.starttime <= stop.starttime
-        and (task.endtime is None or stop.starttime <= task.endtime)
-        for task in history
-    )
+    return any(task.upid.type == "vzdump" and task.upid.covers(int(stop.id)) and _began_inside(stop, task) for task in history)
+
+
+def _began_inside(stop: Upid, task: Task) -> bool:
+    if not (task.upid.starttime <= stop.starttime and task.upid.started_boottime <= stop.started_boottime):
+        return False
+    return task.endtime is None or (stop.starttime <= task.endtime and stop.started_boottime <= _ended(task) + END_SLACK)
 
 
 def is_deliberate(cause: StopCause | None) -> bool:

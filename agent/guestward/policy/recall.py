@@ -40,7 +40,7 @@ def after_boot(memory: GuestMemory) -> GuestMemory:
 
 
 def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rules, looked_at: float | None) -> Recalled:
-    """Bring the memory of a listed guest up to what is seen of it now. looked_at: the last look, in seconds since host boot."""
+    """Bring the memory of a listed guest up to what is seen of it now. looked_at: when the last look began, in seconds since host boot."""
     if _as_before(memory, seen, obs):
         return Recalled(memory)
     notices: list[Notice] = []
