@@ -1,11 +1,20 @@
-"""The simulated root helper: what it does, what it refuses, and what becomes of its answer (pve-facts B2, B3, C6; timelines 6)."""
+"""The simulated root helper: what it does, what it refuses, and what becomes of its answer (pve-facts B2, B3, C6; timelines 6, 8).
+
+What concerns the scratch band is asked of the real one, too, in the same state of its own host: both must answer with the same code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from guestward.helper.child import Programs
+from guestward.helper.desk import Desk
+from guestward.helper.facts import Host
+from guestward.helper.trust import Refused, Scope
+from guestward.helper.verbs import VERBS
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import ANSWERED_WITHIN, Answer, HelperCode, Request, Verb
 from guestward.ports import HelperLost, HelperUnreachable
@@ -13,6 +22,7 @@ from guestward.sim.doors import AgentGone, Life
 from guestward.sim.helper import DELETE_FAILS_IN, DELETE_TAKES, SimCall, SimHelper
 from guestward.sim.verbs import LOCKS
 from guestward.sim.world import World
+from tests.helper.tree import NODE, ROLE, TOKEN, USER, Tree, upid
 
 BAND = range(990000, 990010)
 CT, VM, SCRATCH = GuestId(GuestKind.LXC, 101), GuestId(GuestKind.QEMU, 200), GuestId(GuestKind.LXC, 990000)
@@ -429,3 +439,283 @@ def test_an_agent_that_is_gone_hears_no_answer_and_the_effect_is_there() -> None
     with pytest.raises(AgentGone):
         SimHelper(world, life, ("guestward",), BAND).ask(unlock())
     assert world.guests[101].lock is None
+
+
+# --- the scratch band, with the real helper beside the simulated one ---
+
+REGRANT = Request(Verb.REGRANT)
+
+
+def release(vmid: int = 990000) -> Request:
+    return Request(Verb.RELEASE_SCRATCH, vmid=vmid)
+
+
+def killed(world: World) -> None:
+    world.restore(990000, "guestward-pve1@pve!agent", killed=True)
+
+
+def real(tree: Tree, request: Request) -> HelperCode:
+    programs = Programs(str(tree.root / "bin"))
+    scope = Scope(exclude=frozenset({777, 990009}), token_id=TOKEN)
+    try:
+        return VERBS[request.verb](Desk(Host(str(tree.root), programs), programs, scope), request).code
+    except Refused as refused:
+        return refused.answer.code
+
+
+def simulated(world: World, request: Request) -> HelperCode:
+    answer = SimHelper(world, Life(), ("guestward",), BAND, frozenset({777, 990009})).ask(request).answer()
+    assert answer is not None
+    return answer.code
+
+
+def leftover(text: str = "lock: create\n", kind: str = "lxc") -> Callable[[Tree], object]:
+    return lambda tree: (tree.lxc if kind == "lxc" else tree.vm)(990000, text)
+
+
+def task(type_: str, vmid: int) -> Callable[[Tree], object]:
+    return lambda t: (leftover()(t), t.process(4711, "perl"), t.put("var/log/pve/tasks/active", f"{upid(4711, type_, str(vmid))} 0\n"))
+
+
+def gone(world: World) -> None:
+    world.destroy(990000)
+
+
+def booting_tree(tree: Tree) -> None:
+    tree.systemd(ActiveState="activating", SubState="start")
+
+
+def stopping_tree(tree: Tree) -> None:
+    tree.systemd(SystemState="stopping")
+
+
+def no_quorum_tree(tree: Tree) -> None:
+    (tree.root / f"etc/pve/nodes/{NODE}").chmod(0o555)
+
+
+def lost_tree(tree: Tree) -> None:
+    tree.users(without="/vms/990003:")
+
+
+def lost(world: World) -> None:
+    world.acl.wipe(990003)
+
+
+def held(world: World) -> None:
+    world.hold_file = True
+
+
+def trees(*what: Callable[[Tree], object]) -> Callable[[Tree], object]:
+    return lambda tree: [one(tree) for one in what]
+
+
+SAME: dict[str, tuple[Callable[[World], object], Callable[[Tree], object], Request, HelperCode]] = {
+    "release": (killed, leftover(), release(), HelperCode.OK),
+    "release-of-a-destroy": (locked("destroyed", 990000), leftover("lock: destroyed\n"), release(), HelperCode.OK),
+    "release-of-a-vm": (
+        both(gone, lambda world: world.add(990000, "qemu", lock="create", pool=None)),
+        leftover(kind="qemu"),
+        release(),
+        HelperCode.OK,
+    ),
+    "release-outside": (locked("create"), lambda tree: tree.lxc(101, "lock: create\n"), release(101), HelperCode.NOT_SCRATCH),
+    "release-of-an-excluded-guest": (
+        lambda world: world.add(990009, lock="create"),
+        lambda tree: tree.lxc(990009, "lock: create\n"),
+        release(990009),
+        HelperCode.EXCLUDED,
+    ),
+    "release-while-booting": (both(killed, booting), trees(leftover(), booting_tree), release(), HelperCode.BOOTING),
+    "release-while-stopping": (both(killed, stopping), trees(leftover(), stopping_tree), release(), HelperCode.STOPPING),
+    "release-without-quorum": (both(killed, no_quorum), trees(leftover(), no_quorum_tree), release(), HelperCode.NO_QUORUM),
+    "release-while-held": (
+        both(killed, held),
+        trees(leftover(), lambda tree: tree.put("etc/guestward/hold")),
+        release(),
+        HelperCode.HELD,
+    ),
+    "release-of-nobody": (gone, lambda tree: None, release(), HelperCode.NO_GUEST),
+    "release-of-a-guest-elsewhere": (
+        both(killed, lambda world: world.migrate(990000, "pve2")),
+        lambda tree: tree.put("etc/pve/nodes/pve2/lxc/990000.conf", "lock: create\n"),
+        release(),
+        HelperCode.NO_GUEST,
+    ),
+    "release-of-a-template": (
+        both(killed, lambda world: setattr(world.guests[990000], "template", True)),
+        leftover("lock: create\ntemplate: 1\n"),
+        release(),
+        HelperCode.TEMPLATE,
+    ),
+    "release-of-no-lock": (lambda world: None, leftover("arch: amd64\n"), release(), HelperCode.NOT_LOCKED),
+    "release-of-another-lock": (locked("migrate", 990000), leftover("lock: migrate\n"), release(), HelperCode.LOCK_KIND),
+    "release-during-a-restore": (
+        both(killed, lambda world: world.task("vzrestore", "990000")),
+        task("vzrestore", 990000),
+        release(),
+        HelperCode.TASK_RUNNING,
+    ),
+    "release-during-a-clone": (
+        both(killed, lambda world: world.task("vzclone", "101")),
+        task("vzclone", 101),
+        release(),
+        HelperCode.TASK_RUNNING,
+    ),
+    "release-during-another-clone": (
+        both(killed, lambda world: world.task("qmclone", "200")),
+        task("qmclone", 200),
+        release(),
+        HelperCode.OK,
+    ),
+    "regrant-of-nothing": (lambda world: None, lambda tree: None, REGRANT, HelperCode.OK),
+    "regrant": (lost, lost_tree, REGRANT, HelperCode.OK),
+    "regrant-while-booting": (both(lost, booting), trees(lost_tree, booting_tree), REGRANT, HelperCode.OK),
+    "regrant-while-held": (both(lost, held), trees(lost_tree, lambda t: t.put("etc/guestward/hold")), REGRANT, HelperCode.OK),
+    "regrant-while-stopping": (both(lost, stopping), trees(lost_tree, stopping_tree), REGRANT, HelperCode.STOPPING),
+    "regrant-without-quorum": (both(lost, no_quorum), trees(lost_tree, no_quorum_tree), REGRANT, HelperCode.NO_QUORUM),
+    "regrant-under-no-access": (
+        lambda world: world.acl.grant("NoAccess", "/vms/990003", "token"),
+        lambda tree: tree.users(f"acl:1:/vms/990003:{TOKEN}:NoAccess:"),
+        REGRANT,
+        HelperCode.FAILED,
+    ),
+    "regrant-that-fails": (
+        both(lost, lambda world: world.fail_next("regrant", "got timeout")),
+        trees(lost_tree, lambda tree: tree.before("pveum", "say 'got timeout' 13")),
+        REGRANT,
+        HelperCode.FAILED,
+    ),
+    "release-that-fails": (
+        both(killed, lambda world: world.fail_next("release-scratch", "got timeout")),
+        trees(leftover(), lambda tree: tree.before("pct", "say 'got timeout' 255")),
+        release(),
+        HelperCode.FAILED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_both_helpers_answer_alike_in_the_band(name: str, tmp_path: Path) -> None:
+    prepare, prepare_tree, request, code = SAME[name]
+    world, tree = host(), Tree(tmp_path)
+    tree.users()
+    prepare(world)
+    prepare_tree(tree)
+    before = shown(world), {key: dict(entry) for key, entry in world.acl.entries.items()}
+    answers = simulated(world, request), real(tree, request)
+    (tree.root / f"etc/pve/nodes/{NODE}").chmod(0o755)
+    assert answers == (code, code)
+    if code is not HelperCode.OK:
+        assert before == (shown(world), world.acl.entries)
+        assert [result for *_, result in effects(world)] == ["failed" if code is HelperCode.FAILED else "refused"]
+
+
+def test_a_leftover_of_a_killed_restore_can_be_destroyed_once_it_is_released() -> None:
+    """timelines 8n: until then even `force` is refused with `CT is locked (create)`."""
+    world = host()
+    killed(world)
+    guest = world.guests[990000]
+    assert (guest.lock, world.obstacle(guest)) == ("create", "CT is locked (create)")
+    assert answered(world, release()) == Answer(HelperCode.OK, "lxc/990000: lock create cleared")
+    assert (guest.lock, world.obstacle(guest)) == (None, None)
+    assert effects(world) == [("release-scratch", 990000, "ok")]
+
+
+def test_the_band_is_released_where_locks_are_only_reported() -> None:
+    world = host()
+    killed(world)
+    answer = ask(world, release(), report_only=True).answer()
+    assert answer is not None and answer.ok
+
+
+def test_a_regrant_has_one_effect_for_each_vmid_that_it_put_back() -> None:
+    """C45: a destroy by anybody takes the entries away, for user and token."""
+    world = host()
+    granted = {key: dict(entry) for key, entry in world.acl.entries.items()}
+    world.destroy(990000)
+    world.acl.wipe(990007)
+    world.acl.revoke("VM.Audit", "/vms/990008", "token")
+    assert answered(world, REGRANT).ok
+    assert effects(world) == [("regrant", 990000, "ok"), ("regrant", 990007, "ok"), ("regrant", 990008, "ok")]
+    assert world.acl.entries == granted
+
+
+def test_a_regrant_of_nothing_has_one_effect_for_nobody() -> None:
+    world = host()
+    assert answered(world, REGRANT).ok and effects(world) == [("regrant", None, "ok")]
+
+
+def test_an_entry_that_is_not_handed_down_is_put_back() -> None:
+    world = host()
+    world.acl.grant("VM.Allocate", "/vms/990001", propagate=False)
+    assert answered(world, REGRANT).ok and effects(world) == [("regrant", 990001, "ok")]
+    assert world.acl.held("/vms/990001")["VM.Allocate"] is True
+
+
+def test_no_access_stays_and_the_rest_is_put_back() -> None:
+    world = host()
+    world.acl.wipe(990001)
+    world.acl.grant("NoAccess", "/vms/990002", "token")
+    world.acl.wipe(990003)
+    world.acl.grant("NoAccess", "/vms/990003", "user")
+    answer = answered(world, REGRANT)
+    assert (answer.code, answer.message) == (HelperCode.FAILED, "NoAccess bars user or token at 990002, 990003")
+    assert effects(world) == [("regrant", 990001, "ok"), ("regrant", 990003, "ok"), ("regrant", None, "failed")]
+    assert [bool(world.acl.held(f"/vms/99000{n}")) for n in (1, 2, 3)] == [True, False, False]
+
+
+def test_a_failure_of_a_regrant_is_used_up_only_where_something_is_missing() -> None:
+    world = host()
+    world.fail_next("regrant", "got timeout")
+    assert answered(world, REGRANT).ok
+    world.acl.wipe(990001)
+    answer = answered(world, REGRANT)
+    assert (answer.code, answer.message) == (HelperCode.FAILED, "GuestwardScratch is missing at 990001; got timeout")
+    assert answered(world, REGRANT).ok
+    assert [(vmid, result) for _, vmid, result in effects(world)] == [(None, "ok"), (None, "failed"), (990001, "ok")]
+
+
+def test_the_world_reacts_to_a_regrant_of_one_vmid() -> None:
+    world = host()
+    world.acl.wipe(990001)
+    world.react("regrant", 990001, 0.0, lambda: world.acl.wipe(990001))
+    assert answered(world, REGRANT).ok
+    assert world.acl.held("/vms/990001") == {}
+
+
+@pytest.mark.parametrize("request_", [release(), REGRANT])
+def test_in_the_band_too_a_hang_has_no_effect_and_a_lie_neither(request_: Request) -> None:
+    world = host()
+    killed(world)
+    world.acl.wipe(990001)
+    world.helper.hang()
+    call = ask(world, request_)
+    world.advance(ANSWERED_WITHIN[request_.verb])
+    with pytest.raises(HelperLost):
+        call.answer()
+    world.helper.up()
+    world.helper.lie()
+    assert answered(world, request_).ok
+    assert (world.guests[990000].lock, world.acl.held("/vms/990001")) == ("create", {})
+    assert [(vmid, result) for _, vmid, result in effects(world)] == [(request_.vmid, "lost"), (request_.vmid, "refused")]
+
+
+def test_a_regrant_whose_answer_comes_too_late_is_lost_and_done() -> None:
+    world = host()
+    world.acl.wipe(990001)
+    world.acl.wipe(990002)
+    world.helper.slow(ANSWERED_WITHIN[Verb.REGRANT] + 1)
+    call = ask(world, REGRANT)
+    assert effects(world) == [("regrant", 990001, "lost"), ("regrant", 990002, "lost")] and world.acl.held("/vms/990001")
+    world.advance(ANSWERED_WITHIN[Verb.REGRANT])
+    with pytest.raises(HelperLost):
+        call.answer()
+
+
+def test_what_the_install_script_grants_is_what_a_regrant_wants() -> None:
+    script = (Path(__file__).parents[2] / "install/host-install.sh").read_text()
+    assert f'echo "/vms/$vmid {ROLE} 1"' in script
+    world = World()
+    world.grant_band([990001])
+    assert f"{ROLE}) echo {' '.join(world.acl.held('/vms/990001'))} ;;" in script
+    assert (world.token_id.partition("!")[0], world.token_id) == (USER, TOKEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from guestward.model.archives import VzdumpJob, vzdump_job
 from guestward.model.guest import GuestKind
 from guestward.model.pvefiles import GuestFile, pool_of, unended_tasks
 from guestward.model.task import Upid
+from guestward.model.usercfg import TOKEN_ID, USER_ID, UserCfg, subjects
 from tests.helper.tree import LXC, USERS, VM, upid
 
 
@@ -89,6 +91,31 @@ def test_what_is_pending_for_a_vm_is_a_snapshots_name_for_a_container() -> None:
         vm("[pve:pending]\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("", False),
+        ("template: 1\n", True),
+        ("template: Yes\n", True),
+        ("template: 0\n", False),
+        ("template: OFF\n", False),
+        ("template: x\n", True),
+        ("#template: 1\nlock: create\n", False),
+        ("lock: create\n\n[x1]\ntemplate: 1\n", False),
+        ("[pve:pending]\ntemplate: 1\n", False),
+    ],
+)
+def test_a_template_is_what_the_main_section_says(text: str, is_one: bool) -> None:
+    assert lxc(text).template is is_one
+
+
+def test_a_lock_as_the_only_line() -> None:
+    """timelines 8: what a restore that was killed leaves of a container."""
+    for file in (lxc("lock: create\n"), vm("lock: destroyed\n")):
+        assert (file.lock in ("create", "destroyed"), file.snapshots, file.pending, file.template) == (True, {}, None, False)
+    assert (lxc("").lock, vm("\n").lock) == (None, None)
+
+
 @given(st.binary(max_size=300), st.sampled_from(GuestKind))
 def test_any_bytes_are_read_or_refused(data: bytes, kind: GuestKind) -> None:
     try:
@@ -160,3 +187,149 @@ def test_a_command_line_that_is_a_vzdump(argv: list[str], job: VzdumpJob | None)
 
 def test_a_job_of_an_unknown_set_covers_everybody() -> None:
     assert (VzdumpJob(None).covers(101), VzdumpJob(101).covers(101), VzdumpJob(102).covers(101)) == (True, True, False)
+
+
+# --- users, tokens, roles and entries ---
+
+RECORDED = """\
+user:guestward@nope:1:0::::::
+user:guestward@pve:1:0::::x::
+token:guestward@pve!agent:0:1:y:
+user:root@pam:1:0::::::
+token:root@pam!oracle:0:0::
+
+
+pool:guestward:guests:101,102,103,987654::
+
+role:GuestwardNode:Sys.Audit:
+role:GuestwardPool:VM.Audit,VM.Backup,VM.PowerMgmt,VM.Snapshot:
+role:GuestwardScratch:VM.Allocate,VM.Audit,VM.PowerMgmt:
+
+acl:1:/nodes/nonode:guestward@pve:GuestwardNode:
+acl:1:/pool/guestward:guestward@pve,guestward@pve!agent:GuestwardPool:
+acl:0:/vms/990000:guestward@pve,guestward@pve!agent:GuestwardScratch:
+acl:1:/vms/990001:guestward@pve,guestward@pve!agent:GuestwardScratch:
+acl:1:/vms/990002:guestward@pve:GuestwardScratch:
+"""  # recorded/cli.md, pveum acl
+US, OURS, SCRATCH = "guestward@pve", "guestward@pve!agent", "GuestwardScratch"
+
+
+def holds(text: str, path: str = "/vms/990001") -> tuple[bool, bool]:
+    """Whether our user and our token have the scratch role there."""
+    found = UserCfg.parse(text)
+    return found.holds(path, US, SCRATCH), found.holds(path, OURS, SCRATCH)
+
+
+def test_a_recorded_user_cfg() -> None:
+    found = UserCfg.parse(RECORDED)
+    assert found.users == {"guestward@nope", "guestward@pve", "root@pam"}
+    assert found.tokens == {"guestward@pve!agent", "root@pam!oracle"}
+    assert found.roles == {"GuestwardNode", "GuestwardPool", "GuestwardScratch"}
+    assert found.entries["/vms/990000", OURS] == {SCRATCH: False}
+    assert [holds(RECORDED, f"/vms/99000{n}") for n in range(4)] == [(False, False), (True, True), (True, False), (False, False)]
+    assert holds(RECORDED, "/vms") == holds(RECORDED, "/vms/99000") == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "right"),
+    [
+        ("role:GuestwardScratch:", "role:Other:", (False, False)),  # it dangles (pve-facts E4)
+        ("token:guestward@pve!agent", "token:guestward@pve!other", (True, False)),
+        ("user:guestward@pve:", "user:other@pve:", (False, False)),
+        ("/vms/990002:guestward@pve:", f"/vms/990001:{US}:NoAccess:\nacl:1:/vms/3:x@pve:", (False, True)),
+        ("/vms/990002:guestward@pve:", f"/vms/990001:{US}:PVEVMUser:\nacl:1:/vms/3:x@pve:", (True, True)),
+        ("acl:1:/vms/990001:", "acl:0:/vms/990001:", (False, False)),
+        ("acl:1:/vms/990002:guestward@pve:", f"acl:0:/vms/990001:{US}:", (False, True)),  # the later line counts, as in PVE
+        (f"{US},{OURS}:GuestwardScratch", f"@group;{US} {OURS}:Other,GuestwardScratch", (True, True)),
+        ("acl:1:/vms/990001:guestward@pve,", "acl:1:/vms/990001:@guestward@pve,", (False, True)),
+    ],
+)
+def test_an_entry_counts_as_in_pve(old: str, new: str, right: tuple[bool, bool]) -> None:
+    assert old in RECORDED
+    assert holds(RECORDED.replace(old, new)) == right
+
+
+def test_no_access_is_seen_beside_a_role_and_alone() -> None:
+    found = UserCfg.parse(f"{RECORDED}acl:0:/vms/990001:{OURS}:NoAccess:\nacl:1:/vms:{US}:NoAccess:\n")
+    assert [found.is_barred("/vms/990001", who) for who in (US, OURS)] == [False, True]
+
+
+def test_root_is_there_even_where_its_line_is_not() -> None:
+    found = UserCfg.parse("token:root@pam!aa:0:1::\ntoken:gone@pve!aa:0:1::\n")
+    assert [found.knows(who) for who in ("root@pam", "root@pam!aa", "root@pam!bb", "gone@pve", "gone@pve!aa")] == [True, True, *[False] * 3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "garbage",
+        "#user:a@pve:1:0::::::",
+        "user:a@pve:1:0",
+        "user:a@pve:yes:0::::::",
+        "user:a@pve:1:soon::::::",
+        "user::1:0::::::",
+        "token:a@pve!b:0::",
+        "token:a@pve!b:x:1::",
+        "role:Some",
+        "role::VM.Audit:",
+        "acl:2:/vms:a@pve:Role:",
+        "acl:1:vms:a@pve:Role:",
+        "acl:1:/vms::Role:",
+        "acl:1:/vms:a@pve::",
+        "acl:1:/vms:a@pve:Role",  # cut off
+        "acl:1:/vms:a@pve",
+        "realm:pam:",
+    ],
+)
+def test_a_line_of_unknown_form_is_not_read_and_not_quoted(line: str) -> None:
+    with pytest.raises(ValueError, match=r"^line 19 is of unknown form$"):
+        UserCfg.parse(f"{RECORDED}{line}\n")
+
+
+IDS = st.sampled_from(["a@pve", "guestward@pve", "b.c@d.e@ldap", "guestward@pve!agent", "a@pve!t-1", "@group"])
+ENTRIES = st.dictionaries(
+    st.tuples(st.sampled_from(["/", "/vms", "/vms/990001", "/pool/a/b"]), IDS),
+    st.dictionaries(st.sampled_from(["GuestwardScratch", "NoAccess", "PVEAdmin"]), st.booleans(), min_size=1),
+)
+
+
+@given(ENTRIES)
+def test_what_pve_writes_is_read_as_it_was_meant(entries: dict[tuple[str, str], dict[str, bool]]) -> None:
+    """As write_user_config does: roles of one flag together, and whoever has the same ones."""
+    lines: dict[tuple[bool, str, str], list[str]] = {}
+    for (path, who), roles in entries.items():
+        for flag in (False, True):
+            if names := ",".join(sorted(role for role, propagates in roles.items() if propagates is flag)):
+                lines.setdefault((flag, path, names), []).append(who)
+    text = "".join(f"acl:{flag:d}:{path}:{','.join(sorted(whos))}:{names}:\n" for (flag, path, names), whos in lines.items())
+    assert UserCfg.parse(text).entries == entries
+
+
+PARTS = st.sampled_from(["user", "token", "role", "acl", "pool", "0", "1", "", "/vms/990001", US, OURS, f"{US},{OURS}", SCRATCH, "x", " "])
+MUTATED = st.lists(PARTS, max_size=8).map(":".join)
+
+
+@given(st.lists(MUTATED | st.text(max_size=40), max_size=6).map("\n".join))
+def test_any_text_is_users_or_a_value_error_that_does_not_quote_it(text: str) -> None:
+    try:
+        found = UserCfg.parse(text)
+    except ValueError as error:
+        assert re.fullmatch(r"line \d+ is of unknown form", str(error))
+        return
+    if found.holds("/vms/990001", OURS, SCRATCH):
+        assert any(line.strip().startswith("acl") and OURS in line and SCRATCH in line for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("id", "right"),
+    [("a@pve!bb", ("a@pve", "a@pve!bb")), ("a@pve", ("a@pve",)), ("root@pam!bb", ("root@pam!bb",)), ("root@pam", ())],
+)
+def test_whose_entries_a_token_needs(id: str, right: tuple[str, ...]) -> None:
+    assert subjects(id) == right
+
+
+def test_ids_are_single_words_in_pves_lists() -> None:
+    good = ["a@pve", "a.b@c.d@ldap", "o'brien@ad"]
+    assert all(re.fullmatch(USER_ID, id) and re.fullmatch(TOKEN_ID, f"{id}!t1") for id in good)
+    bad = ["a", "@pve", "@a@pve", "-a@pve", "a b@pve", "a,b@pve", "a;b@pve", "a:b@pve", "a/b@pve", "a!b@pve", "a\0@pve", "a@p", "a@pve\n"]
+    assert not any(re.fullmatch(USER_ID, id) for id in bad)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guestward import config as agent_config
-from guestward.helper import child, facts, main, trust, verbs
+from guestward.helper import child, desk, facts, main, trust, verbs
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import (
     ARGUMENTS,
@@ -105,6 +105,10 @@ GARBAGE = {
     "a missing key": b'{"verb":"unlock","kind":"lxc","vmid":101}\n',
     "an extra key": b'{"verb":"unlock","kind":"lxc","vmid":101,"expect":"backup","force":true}\n',
     "an argument of the other verb": b'{"verb":"delete-snapshot","vmid":101,"kind":"lxc"}\n',
+    "a kind of a leftover": b'{"verb":"release-scratch","vmid":990001,"kind":"lxc"}\n',
+    "no leftover": b'{"verb":"release-scratch"}\n',
+    "a guest of a regrant": b'{"verb":"regrant","vmid":990001}\n',
+    "somebody to be granted to": b'{"verb":"regrant","users":"a@pve"}\n',
     "a key twice": b'{"verb":"unlock","kind":"lxc","vmid":102,"vmid":101,"expect":"backup"}\n',
     "the verb twice": b'{"verb":"unlock","verb":"unlock","kind":"lxc","vmid":101,"expect":"backup"}\n',
     "an unknown kind": b'{"verb":"unlock","kind":"openvz","vmid":101,"expect":"backup"}\n',
@@ -207,7 +211,9 @@ def test_a_caller_that_says_nothing(server: Server) -> None:
     assert server.call().answer()["code"] == "bad_request"
 
 
-WORDS = st.sampled_from(["verb", "kind", "vmid", "expect", "unlock", "delete-snapshot", "lxc", "qemu", "backup", "snapshot", "force"])
+WORDS = st.sampled_from(
+    ["verb", "kind", "vmid", "expect", "unlock", "delete-snapshot", "release-scratch", "lxc", "qemu", "backup", "snapshot", "force"]
+)
 VALUES = st.one_of(WORDS, st.integers(), st.sampled_from([101, 200, 990001]), st.floats(), st.booleans(), st.none(), st.text(max_size=9))
 NESTED = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5), max_leaves=8)
 LINES = st.one_of(st.binary(max_size=200), NESTED.map(lambda value: json.dumps(value).encode()))
@@ -222,8 +228,8 @@ def test_any_line_is_a_request_or_a_value_error_that_does_not_quote_it(line: byt
         assert len(str(error)) < 160
         return
     assert request.verb in Verb
-    assert request.vmid is not None
-    assert 100 <= request.vmid <= 999_999_999
+    assert ("vmid" in ARGUMENTS[request.verb]) is (request.vmid is not None)
+    assert request.vmid is None or 100 <= request.vmid <= 999_999_999
     assert Request.decode(request.encode().rstrip()) == request
 
 
@@ -268,12 +274,27 @@ for _text in (
     "[scratch]\nfirst = 990010",
     "[scratch]\nfirst = 1000\nlast = 2000",
     "[scratch]\nlast = 9999999999",
+    "[scope]\nexclud = [101]",
+    "[scratch]\nfrist = 990001",
+    '[locks]\nrecovery = "report"',
     "locks = 1",
     "[locks]\nrecover = 7",
     "[locks]\nrecover = true",
     '[locks]\nrecover = ["report"]',
     '[locks]\nrecover = "Report"',
     '[locks]\nrecover = ""',
+    "pve = 1",
+    "[pve]\ntoken_id = 1",
+    '[pve]\ntoken_id = ""',
+    '[pve]\ntoken_id = "a@pve"',
+    '[pve]\ntoken_id = "a@pve!b,c"',
+    '[pve]\ntoken_id = "-a@pve!bb"',
+    '[scratch]\ngrantees = "a@pve"',
+    "[scratch]\ngrantees = [1]",
+    '[scratch]\ngrantees = ["a"]',
+    '[scratch]\ngrantees = ["@a@pve"]',
+    '[scratch]\ngrantees = ["a,b@pve"]',
+    '[scratch]\ngrantees = ["a@pve\\n"]',
 ):
     ROTTEN[_text] = lambda file, text=_text: file.write_text(text + "\n")  # type: ignore[misc]
 
@@ -313,14 +334,16 @@ def test_defaults_and_bounds_are_the_agents(tmp_path: Path) -> None:
     ours, theirs = trust.Scope(), agent_config.Config().rules()
     assert (ours.pools, ours.exclude) == (theirs.pools, theirs.exclude)
     assert (ours.first, ours.last) == (theirs.scratch_first, theirs.scratch_last)
+    assert (ours.token_id, ours.grantees) == (agent_config.Config().pve.token_id, agent_config.Config().scratch.grantees)
     assert ours.report_only is not theirs.lock_recovery
     file = tmp_path / "guestward.toml"
     file.write_text(
         '[pve]\ntoken_id = "a@pve!aa"\n[scope]\npools = ["a/b/c", "d.e-f_g"]\nexclude = [100, 999999999]\n'
-        "[scratch]\nfirst = 1000\nlast = 1099\n[locks]\nrecover = 'report'\n"
+        '[scratch]\nfirst = 1000\nlast = 1099\ngrantees = ["a@b.c@pve", "x@pve!a.a"]\n[locks]\nrecover = "report"\n'
     )
-    rules, scope = agent_config.load(file).rules(), trust.read_scope(str(file))
-    assert scope == trust.Scope(rules.pools, rules.exclude, rules.scratch_first, rules.scratch_last, not rules.lock_recovery)
+    config, scope = agent_config.load(file), trust.read_scope(str(file))
+    rules, own = config.rules(), (config.pve.token_id, config.scratch.grantees)
+    assert scope == trust.Scope(rules.pools, rules.exclude, rules.scratch_first, rules.scratch_last, not rules.lock_recovery, *own)
     assert scope.report_only
     assert str(agent_config.DEFAULT_FILE).lstrip("/") == main.CONFIG
 
@@ -414,7 +437,7 @@ def test_what_pve_says_is_bounded_and_one_line(server: Server, tree: Tree) -> No
 
 
 def test_a_defect_is_an_unknown_outcome(server: Server, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(desk: object, request: object) -> Answer:
+    def broken(at: object, request: object) -> Answer:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(main, "VERBS", {Verb.UNLOCK: broken})
@@ -485,10 +508,10 @@ def test_the_flock_is_given_back_in_time_even_where_we_hang(tree: Tree) -> None:
 
 
 def test_the_real_limits() -> None:
-    assert verbs.HOLD == 8.0
-    assert verbs.LONGEST == 600.0
+    assert (desk.HOLD, desk.LONGEST, desk.REGRANT) == (8.0, 600.0, 50.0)
     options = main._options([])
-    assert (options.root, options.programs, options.user, options.hold, options.longest) == ("/", None, "guestward", 8.0, 600.0)
+    assert (options.root, options.programs, options.user) == ("/", None, "guestward")
+    assert (options.hold, options.longest, options.regrant) == (8.0, 600.0, 50.0)
 
 
 def test_the_real_programs_are_absolute() -> None:
@@ -527,7 +550,7 @@ def test_a_zombie_is_gone() -> None:
 def test_a_program_that_cannot_be_killed_may_still_act(tree: Tree) -> None:
     done = child.Ended(None, "", reaped=False)
     host = facts.Host(str(tree.root), child.Programs(str(tree.root / "bin")))
-    answer = verbs._unlocked(host, GuestId(GuestKind.LXC, 101), "backup", done)
+    answer = desk.unlocked(host, GuestId(GuestKind.LXC, 101), "backup", done)
     assert answer.code is HelperCode.UNKNOWN
 
 

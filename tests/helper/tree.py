@@ -10,6 +10,8 @@ from pathlib import Path
 NODE = "pve1"
 CONFIG = '[pve]\ntoken_id = "guestward-pve1@pve!agent"\n\n[scope]\npools = ["guestward", "more"]\nexclude = [109]\n'
 USERS = "user:root@pam:1:0::::::\npool:guestward:our guests:101,102,109,200,990001:local:\npool:more::103::\npool:other::104,101::\n"
+USER, TOKEN = "guestward-pve1@pve", "guestward-pve1@pve!agent"
+ROLE = "GuestwardScratch"
 UPTIME = "100000.12 5.00\n"
 STATES = {
     "SystemState": "running",
@@ -22,7 +24,8 @@ LXC = "arch: amd64\nhostname: ct101\nlock: backup\nmemory: 64\nonboot: 1\nrootfs
 VM = "#a VM\nboot: order=scsi0\nlock: backup\nmemory: 64\nname: vm200\n\n[vzdump]\nmemory: 64\nsnaptime: 1796081478\n"
 SNAPSHOT = "arch: amd64\nrootfs: local:101/vm-101-disk-0.raw,size=204M\nsnaptime: 1796081478\n"
 
-# What is recorded of `pct unlock`, `pct delsnapshot` and `qm unlock`; pvesh by API2/Qemu.pm. `before-NAME` and `after-NAME` are races.
+# What is recorded of `pct unlock`, `pct delsnapshot`, `qm unlock` and `pveum acl`; pvesh by API2/Qemu.pm.
+# `before-NAME` and `after-NAME` are races.
 STAND_IN = r"""#!/bin/sh
 root=@ROOT@
 me=${0##*/}
@@ -55,6 +58,22 @@ case "$me $1" in
     [ "$(sha1sum <"$conf/$f")" = "$8  -" ] || say 'checksum mismatch (file change by other user?)' 255
     drop_lock "$conf/$f"
     echo "update VM $id: -delete lock -skiplock 1" ;;
+"pveum acl")
+    f=$root/etc/pve/user.cfg; what=$2; path=$3; whos=; shift 3
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --users|--tokens) whos=$whos${whos:+,}$2 ;;
+        --roles) role=$2 ;;
+        --propagate) flag=$2 ;;
+        *) say "Unknown option: $1" 255 ;;
+        esac
+        shift 2
+    done
+    grep -q "^role:$role:" "$f" || say "ACL update failed: role '$role' does not exist" 255
+    for who in $(echo "$whos" | tr , ' '); do
+        grep -q -e "^user:$who:" -e "^token:$who:" "$f" || say "ACL update failed: user '$who' does not exist" 255
+    done
+    [ "$what" != modify ] || echo "acl:$flag:$path:$whos:$role:" >>"$f" ;;
 *) say "400 not enough arguments" 255 ;;
 esac
 if [ -f "$root/after-$me" ]; then . "$root/after-$me"; fi
@@ -73,7 +92,7 @@ class Tree:
         for folder in ("run/lock/pve-manager", "bin", f"etc/pve/nodes/{NODE}/lxc", f"etc/pve/nodes/{NODE}/qemu-server"):
             (root / folder).mkdir(parents=True)
         (root / "etc/pve/local").symlink_to(f"nodes/{NODE}")
-        for name in ("pct", "qm", "pvesh", "systemctl"):
+        for name in ("pct", "qm", "pvesh", "pveum", "systemctl"):
             self.put(f"bin/{name}", STAND_IN.replace("@ROOT@", str(root))).chmod(0o755)
         self.systemd()
         self.lxc(101, LXC)
@@ -90,6 +109,15 @@ class Tree:
 
     def vm(self, vmid: int, text: str) -> Path:
         return self.put(f"etc/pve/nodes/{NODE}/qemu-server/{vmid}.conf", text)
+
+    def users(self, *lines: str, without: str = "", who: str = f"{USER},{TOKEN}") -> Path:
+        """A user.cfg in which the whole band is granted; lines: besides, without: lines with this text are left out."""
+        own = [f"user:{USER}:1:0::::::", f"token:{TOKEN}:0:1::", *(line for line in lines if line.startswith(("user:", "token:")))]
+        role = f"role:{ROLE}:VM.Allocate,VM.Audit,VM.Config.Disk,VM.Config.Options,VM.PowerMgmt:"
+        entries = [f"acl:1:/vms/{vmid}:{who}:{ROLE}:" for vmid in range(990000, 990010)]
+        rest = [line for line in lines if line.startswith("acl:")]
+        every = [*USERS.splitlines(), *own, "", role, "", *entries, *rest]
+        return self.put("etc/pve/user.cfg", "".join(f"{line}\n" for line in every if not without or without not in line))
 
     def snapshot(self, lock: str = "", state: str = "", name: str = "vzdump", vmid: int = 101) -> Path:
         """A container with a snapshot, and a lock if there is one."""
@@ -157,4 +185,9 @@ def delete(vmid: int = 101) -> bytes:
     return json.dumps({"verb": "delete-snapshot", "vmid": vmid}).encode() + b"\n"
 
 
+def release(vmid: int = 990001) -> bytes:
+    return json.dumps({"verb": "release-scratch", "vmid": vmid}).encode() + b"\n"
+
+
+REGRANT = b'{"verb": "regrant"}\n'
 VM_UNLOCK = unlock(200, "qemu")

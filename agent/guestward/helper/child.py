@@ -17,6 +17,7 @@ PROGRAMS: Mapping[str, str] = {
     "pct": "/usr/sbin/pct",
     "qm": "/usr/sbin/qm",
     "pvesh": "/usr/bin/pvesh",
+    "pveum": "/usr/sbin/pveum",
     "systemctl": "/usr/bin/systemctl",
 }
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -18,11 +18,14 @@ from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import HelperCode
 from guestward.model.pvefiles import GuestFile, flock_holder, in_a_guest, lives, pool_of, unended_tasks
 from guestward.model.task import Upid, bounded
+from guestward.model.usercfg import UserCfg
 
 BOOT_GRACE = 900.0
 FLOCK = "run/vzdump.lock"
 HOLD_FILE = "etc/guestward/hold"
+USERS = "etc/pve/user.cfg"
 _FOLDER = {GuestKind.LXC: "lxc", GuestKind.QEMU: "qemu-server"}
+_CONFIG_FLOCK = {GuestKind.LXC: "run/lock/lxc/pve-config-{}.lock", GuestKind.QEMU: "run/lock/qemu-server/lock-{}.conf"}
 _OTHER = {GuestKind.LXC: GuestKind.QEMU, GuestKind.QEMU: GuestKind.LXC}
 _ASK = 5.0  # seconds that systemctl gets
 _LARGEST = 2 << 20  # pmxcfs holds no file of more than 1 MiB
@@ -41,11 +44,15 @@ class Host:
 
     def check_ready(self) -> None:
         """Boot is over, the host is not stopping, pmxcfs is mounted, the cluster has quorum and nobody holds the node, in this order."""
+        self.check_not_stopping()
+        self._check_boot()
+        self.check_quorum()
+        self._check_not_held()
+
+    def check_not_stopping(self) -> None:
+        """Systemd is not taking the host down."""
         if self._show(("SystemState",))["SystemState"] == "stopping":
             raise Refused(HelperCode.STOPPING, "systemd is stopping the host; PVE stops the guests itself")
-        self._check_boot()
-        self._check_quorum()
-        self._check_not_held()
 
     def _check_boot(self) -> None:
         """As pve-facts H: a oneshot unit that stays active (exited). `startall` waits for quorum without end, so `activating` may last."""
@@ -69,7 +76,7 @@ class Host:
         except (IndexError, ValueError):
             raise _unreadable("proc/uptime", "not the form of uptime") from None
 
-    def _check_quorum(self) -> None:
+    def check_quorum(self) -> None:
         """The owner's write bit and not access(2): root may always write (pve-cluster Cluster.pm:check_cfs_quorum).
 
         PVE looks at the link; pmxcfs takes the bit from the directory too, and only there can a tree on another file system show it.
@@ -115,21 +122,39 @@ class Host:
 
     def pool(self, vmid: int) -> str | None:
         """The pool of a guest."""
-        return pool_of(self._text("etc/pve/user.cfg"), vmid)
+        return pool_of(self._text(USERS), vmid)
+
+    def users(self) -> UserCfg:
+        """All users, tokens, roles and entries of PVE, as they stand there now."""
+        try:
+            return UserCfg.parse(self._text(USERS))
+        except ValueError as error:
+            raise _unreadable(USERS, str(error)) from None
+
+    def find(self, vmid: int) -> GuestId:
+        """Which guest with that VMID is on this node."""
+        found = [id for id in (GuestId(kind, vmid) for kind in GuestKind) if os.path.lexists(self._at(self._config(id)))]
+        if len(found) > 1:
+            raise Refused(HelperCode.WRONG_KIND, f"{vmid} is {' and '.join(map(str, found))} at once")
+        if not found:
+            raise Refused(HelperCode.NO_GUEST, f"{vmid}: no such configuration on this node; it was destroyed or moved")
+        return found[0]
 
     def guest(self, id: GuestId) -> GuestFile:
         """A guest's configuration on this node, as it stands there now."""
-        file = f"etc/pve/nodes/{self.node()}/{_FOLDER[id.kind]}/{id.vmid}.conf"
+        file = self._config(id)
         try:
             return GuestFile.parse(id.kind, self._bytes(file))
         except FileNotFoundError:
             pass
         except ValueError as error:
             raise _unreadable(file, str(error)) from None
-        other = f"etc/pve/nodes/{self.node()}/{_FOLDER[_OTHER[id.kind]]}/{id.vmid}.conf"
-        if os.path.lexists(self._at(other)):
+        if os.path.lexists(self._at(self._config(GuestId(_OTHER[id.kind], id.vmid)))):
             raise Refused(HelperCode.WRONG_KIND, f"{id}: on this node {id.vmid} is {_OTHER[id.kind]}, not {id.kind}")
         raise Refused(HelperCode.NO_GUEST, f"{id}: no such configuration on this node; it was destroyed or moved")
+
+    def _config(self, id: GuestId) -> str:
+        return f"etc/pve/nodes/{self.node()}/{_FOLDER[id.kind]}/{id.vmid}.conf"
 
     # --- backups and tasks ---
 
@@ -149,22 +174,36 @@ class Host:
                 what = "a vzdump" if job is not None else "a process that archives this guest"
                 raise Refused(HelperCode.BACKUP_RUNNING, f"{what} is alive: process {pid}, {bounded(argv[0], 120)}")
 
-    def check_no_task(self, vmid: int) -> None:
-        """No task with this VMID runs: its worker lives and the list has no end for it (pve-facts C1)."""
+    def check_no_task(self, vmid: int, *, of_any_guest: Container[str] = ()) -> None:
+        """No task with this VMID runs: its worker lives and the list has no end for it (pve-facts C1).
+
+        of_any_guest: types of which none may run at all, whatever its VMID.
+        """
         where = "var/log/pve/tasks/active"
         try:
             listed = unended_tasks(self._text(where, absent=""))
         except ValueError as error:
             raise _unreadable(where, str(error)) from None
         for upid in listed:
-            if upid.id == str(vmid) and self._lives(upid):
-                raise Refused(HelperCode.TASK_RUNNING, f"a task of this guest is running: {upid}")
+            if (upid.id == str(vmid) or upid.type in of_any_guest) and self._lives(upid):
+                what = "a task of this guest" if upid.id == str(vmid) else "a task that may be about this guest"
+                raise Refused(HelperCode.TASK_RUNNING, f"{what} is running: {upid}")
 
     def check_no_replication(self, vmid: int) -> None:
         """No replication or migration holds its flock (GuestHelpers.pm:guest_migration_lock); tried and released at once."""
         with self._flock(f"run/lock/pve-manager/pve-migrate-{vmid}", fcntl.LOCK_SH, make=False) as taken:
             if not taken:
                 raise Refused(HelperCode.TASK_RUNNING, "a replication or migration of this guest is running")
+
+    def check_config_is_free(self, id: GuestId) -> None:
+        """Nobody of PVE works under the flock of the guest's configuration (AbstractConfig.pm:lock_config); tried and released at once.
+
+        Exclusively, since a clone's source is held with a shared one.
+        """
+        file = _CONFIG_FLOCK[id.kind].format(id.vmid)
+        with self._flock(file, fcntl.LOCK_EX, make=False) as taken:
+            if not taken:
+                raise Refused(HelperCode.BUSY, f"{id}: the flock on /{file} is held{self._holder(file)}: PVE is at work on the guest")
 
     @contextmanager
     def no_backup_begins(self, limit: float) -> Iterator[Held]:
@@ -174,7 +213,7 @@ class Host:
         """
         with self._flock(FLOCK, fcntl.LOCK_EX, make=True) as taken:
             if not taken:
-                raise Refused(HelperCode.BUSY, f"the flock on /{FLOCK} is held{self._holder()}: a backup or PVE's startall is at work")
+                raise Refused(HelperCode.BUSY, f"the flock on /{FLOCK} is held{self._holder(FLOCK)}: a backup or PVE's startall is at work")
             held = Held(taken.pop(), limit)
             try:
                 yield held
@@ -213,10 +252,10 @@ class Host:
         finally:
             os.close(descriptor)
 
-    def _holder(self) -> str:
-        """Who holds vzdump's flock, for people: any local user may."""
+    def _holder(self, file: str) -> str:
+        """Who holds a flock, for people: any local user may."""
         with suppress(OSError, ValueError, Refused):
-            holder = flock_holder(self._text("proc/locks"), os.stat(self._at(FLOCK)).st_ino, None)
+            holder = flock_holder(self._text("proc/locks"), os.stat(self._at(file)).st_ino, None)
             if holder is not None and holder.pid:
                 return f" by process {holder.pid}"
         return ""

@@ -13,9 +13,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from guestward.helper.child import Programs
+from guestward.helper.desk import HOLD, LONGEST, REGRANT, Desk
 from guestward.helper.facts import Host
 from guestward.helper.trust import Peer, Refused, check_peer, peer_of, read_scope
-from guestward.helper.verbs import HOLD, LONGEST, VERBS, Desk
+from guestward.helper.verbs import VERBS
 from guestward.model.events import Level
 from guestward.model.helper import MAX_MESSAGE, MAX_REQUEST, TRIED, Answer, HelperCode, Request
 from guestward.model.task import bounded
@@ -64,7 +65,8 @@ def _serve(connection: socket.socket, peer: Peer, options: argparse.Namespace, a
         _log(Level.INFO, "helper_request", "asked", about)
         programs = Programs(options.programs)
         scope = read_scope(os.path.join(options.root, CONFIG))
-        desk = Desk(Host(options.root, programs), programs, scope, min(options.hold, HOLD), min(options.longest, LONGEST))
+        limits = min(options.hold, HOLD), min(options.longest, LONGEST), min(options.regrant, REGRANT)
+        desk = Desk(Host(options.root, programs), programs, scope, *limits)
         return VERBS[request.verb](desk, request)
     except Refused as refused:
         return refused.answer
@@ -80,6 +82,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--programs", default=None, help="for tests: one folder with all of PVE's programs")
     parser.add_argument("--hold", type=float, default=HOLD, help="for tests: longest time for the flock")
     parser.add_argument("--longest", type=float, default=LONGEST, help="for tests: longest time for a snapshot's deletion")
+    parser.add_argument("--regrant", type=float, default=REGRANT, help="for tests: longest time for the writes of a regrant")
     parser.add_argument("--patience", type=float, default=PATIENCE, help="for tests: longest time for the request to come")
     return parser.parse_args(arguments)
 

@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from guestward.model.helper import Answer, HelperCode
+from guestward.model.usercfg import TOKEN_ID, USER_ID
 
 _LARGEST = 1 << 20
 _POOL = re.compile(r"[A-Za-z][A-Za-z0-9.\-_]*(/[A-Za-z][A-Za-z0-9.\-_]*){0,2}")
+_KEYS = {
+    "scope": ("pools", "exclude"),
+    "scratch": ("first", "last", "tag", "origins", "grantees", "min_age", "interval"),
+    "locks": ("recover", "confirm", "warn_after"),
+}
+"""Of the sections that say what may be touched; of the others only the keys that are read matter here."""
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -39,13 +46,18 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What root says may be touched. The same keys, bounds and defaults as in the agent's configuration."""
+    """What root says may be touched. The same keys, bounds and defaults as in the agent's configuration.
+
+    token_id: the agent's own, None where none is said. grantees: tokens and users whose grants in the band are kept, too.
+    """
 
     pools: tuple[str, ...] = ("guestward",)
     exclude: frozenset[int] = frozenset()
     first: int = 990_000
     last: int = 990_009
     report_only: bool = False
+    token_id: str | None = None
+    grantees: tuple[str, ...] = ()
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -65,7 +77,7 @@ def check_peer(peer: Peer, user: str) -> None:
 
 
 def read_scope(file: str) -> Scope:
-    """Read [scope], [scratch] and [locks] of the agent's configuration, if only root can have written it. Raises Refused."""
+    """Read [scope], [scratch], [locks] and [pve] of the agent's configuration, if only root can have written it. Raises Refused."""
     try:
         return _scope(tomllib.loads(_root_owned(file).decode("utf-8")))
     except OSError as error:
@@ -107,13 +119,37 @@ def _scope(values: dict[str, Any]) -> Scope:
     recover = _section(values, "locks").get("recover", "prove")
     if recover not in ("prove", "report"):
         raise ValueError('locks.recover must be "prove" or "report"')
-    return Scope(tuple(pools), frozenset(_vmid(vmid, "scope.exclude") for vmid in exclude), first, last, recover == "report")
+    return Scope(
+        tuple(pools),
+        frozenset(_vmid(vmid, "scope.exclude") for vmid in exclude),
+        first,
+        last,
+        recover == "report",
+        _token_id(_section(values, "pve").get("token_id")),
+        _grantees(scratch.get("grantees", [])),
+    )
+
+
+def _token_id(value: object) -> str | None:
+    if value is not None and not (isinstance(value, str) and re.fullmatch(TOKEN_ID, value)):
+        raise ValueError("pve.token_id must be USER@REALM!TOKEN")
+    return value
+
+
+def _grantees(value: object) -> tuple[str, ...]:
+    known = re.compile(f"{TOKEN_ID}|{USER_ID}")
+    if not isinstance(value, list) or not all(isinstance(id, str) and known.fullmatch(id) for id in value):
+        raise ValueError("scratch.grantees must be a list of USER@REALM!TOKEN or USER@REALM")
+    return tuple(value)
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name, {})
     if not isinstance(section, dict):
         raise ValueError(f"{name} must be a section")
+    unknown = section.keys() - _KEYS.get(name, section.keys())
+    if unknown:  # an exclusion that is written wrong would exclude nobody
+        raise ValueError(f"{name}.{min(unknown)[:40]!r} is no key; known are {', '.join(_KEYS[name])}")
     return section
 
 

@@ -6,46 +6,28 @@ Sources: pve-container 94f5585, qemu-server e6352be6, pve-guest-common, pve-mana
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from guestward.helper.child import Ended, Programs
+from guestward.helper.child import Ended
+from guestward.helper.desk import Desk, clear_lock, look_again, outcome, said, unlocked
 from guestward.helper.facts import Host
-from guestward.helper.trust import Refused, Scope
+from guestward.helper.grants import regrant
+from guestward.helper.scratch import release_scratch
+from guestward.helper.trust import Refused
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
 from guestward.model.pvefiles import GuestFile
 
-HOLD = 8.0
-"""Longest time for an unlock, and in which no backup can begin: startall and vzdump wait 10 s for the flock (Nodes.pm, pve-facts B4)."""
-LONGEST = 600.0
-"""Longest time for the deletion of a snapshot."""
 _OURS = "snapshot-delete"  # the lock that `pct delsnapshot` sets first, and leaves when it fails
 _NEVER_LOCKED = ("CT is locked (", "Failed to obtain guest migration lock")  # what it dies with when somebody else was first
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL, as PVE's own (RESTEnvironment.pm:kill_process_group)
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What a verb works with. hold, longest: as HOLD and LONGEST, shorter in tests."""
-
-    host: Host
-    programs: Programs
-    scope: Scope
-    hold: float = HOLD
-    longest: float = LONGEST
-
-
 def unlock(desk: Desk, request: Request) -> Answer:
     """Clear a lock that a dead vzdump left, if it still is the expected one.
 
-    `pct unlock` and `qm unlock` clear whatever lock is there (CLI/pct.pm, CLI/qm.pm), so all is checked while no backup can begin, and
-    the lock is read from the node's own file right before. What remains is the start of `pct`: between our read and its own, somebody
-    could clear the lock by hand and begin what sets another one. PVE refuses to set a lock over a lock.
-
-    A VM has something safer: its configuration API takes the digest of the file that is to be changed, and compares it under the flock
-    of the configuration (API2/Qemu.pm:update_vm_api). `lock` is deleted at once, for a running VM too (QemuServer.pm:fast_plug_option).
-    The call would apply everything else that is pending, and write a changed cloud-init drive anew; so it is used only where the file
-    has neither section. For `localhost`, since pvesh would go to another node by ssh.
+    PVE's own programs clear whatever lock is there, so all is checked while no backup can begin, and the lock is read from the node's
+    own file right before. What remains for a container is the start of `pct`: between our read and its own, somebody could clear the
+    lock by hand and begin what sets another one. PVE refuses to set a lock over a lock.
     """
     id = GuestId(request.kind or GuestKind.LXC, request.vmid or 0)
     expect = request.expect or ""
@@ -59,10 +41,10 @@ def unlock(desk: Desk, request: Request) -> Answer:
         desk.host.check_no_task(id.vmid)
         before = desk.host.guest(id)
         _check_lock(id, before, expect)
-        done = _clear(desk, id, before, held.budget())
+        done = clear_lock(desk, id, before, held.budget())
         if done.code is not None:  # under the flock: no lock of a new backup can be mistaken for the old one
-            return _unlocked(desk.host, id, expect, done)
-    return _unlocked(desk.host, id, expect, done)  # it hung until the time was up
+            return unlocked(desk.host, id, expect, done)
+    return unlocked(desk.host, id, expect, done)  # it hung until the time was up
 
 
 def delete_snapshot(desk: Desk, request: Request) -> Answer:
@@ -86,7 +68,12 @@ def delete_snapshot(desk: Desk, request: Request) -> Answer:
     return _deleted(desk, id, done)
 
 
-VERBS: Mapping[Verb, Callable[[Desk, Request], Answer]] = {Verb.UNLOCK: unlock, Verb.DELETE_SNAPSHOT: delete_snapshot}
+VERBS: Mapping[Verb, Callable[[Desk, Request], Answer]] = {
+    Verb.UNLOCK: unlock,
+    Verb.DELETE_SNAPSHOT: delete_snapshot,
+    Verb.RELEASE_SCRATCH: release_scratch,
+    Verb.REGRANT: regrant,
+}
 
 
 def _check_allowed(desk: Desk, id: GuestId) -> None:
@@ -117,30 +104,6 @@ def _check_lock(id: GuestId, file: GuestFile, expect: str) -> None:
         raise Refused(HelperCode.LOCK_KIND, f"{id}: the lock {expect} may be that of another snapshot: {', '.join(others)}")
 
 
-def _clear(desk: Desk, id: GuestId, file: GuestFile, limit: float) -> Ended:
-    if id.kind is GuestKind.LXC:
-        return desk.programs.run("pct", "unlock", str(id.vmid), limit=limit)
-    if file.pending is not None or "cloudinit" in file.special:
-        return desk.programs.run("qm", "unlock", str(id.vmid), limit=limit)
-    path = f"/nodes/localhost/qemu/{id.vmid}/config"
-    return desk.programs.run("pvesh", "set", path, "--delete", "lock", "--skiplock", "1", "--digest", file.digest, limit=limit)
-
-
-def _unlocked(host: Host, id: GuestId, expect: str, done: Ended) -> Answer:
-    """Only what is seen afterwards counts; an exit code proves nothing."""
-    after = _look_again(host, id, done)
-    if isinstance(after, Answer):
-        return after
-    if after.lock is None:
-        return Answer(HelperCode.OK, f"{id}: lock {expect} cleared{_said(done) if done.code != 0 else ''}")
-    if after.lock != expect:
-        return Answer(HelperCode.FAILED, f"{id}: now it has the lock {after.lock}: somebody else is at work on it{_said(done)}")
-    rest = ""
-    if after.waits_to_drop_lock:
-        rest = f"; a pending change `delete: lock` was left, `qm set {id.vmid} --revert lock` takes it back once the lock is gone"
-    return Answer(_code(done), f"{id}: the lock {expect} is still there{_said(done)}{rest}")
-
-
 def _snapshot(host: Host, id: GuestId) -> Mapping[str, str]:
     file = host.guest(id)
     if file.lock is not None:
@@ -152,15 +115,15 @@ def _snapshot(host: Host, id: GuestId) -> Mapping[str, str]:
 
 def _deleted(desk: Desk, id: GuestId, done: Ended) -> Answer:
     """A deletion that failed keeps no guest down: the lock that it left goes in the same request, if it provably is its own."""
-    after, last, why = _look_again(desk.host, id, done), done, ""
+    after, last, why = look_again(desk.host, id, done), done, ""
     if isinstance(after, GuestFile) and SNAPSHOT in after.snapshots and after.lock == _OURS:
         try:
             _check_left_by_us(desk.host, id, after, done)
             last = desk.programs.run("pct", "unlock", str(id.vmid), limit=desk.hold)
-            why = _said(last, "`pct unlock`")
+            why = said(last, "`pct unlock`")
         except Refused as refused:
             why = f": {refused.answer.message.removeprefix(f'{id}: ')}"
-        after = _look_again(desk.host, id, last)
+        after = look_again(desk.host, id, last)
     if isinstance(after, Answer):
         return after
     if after.lock is not None:
@@ -168,8 +131,8 @@ def _deleted(desk: Desk, id: GuestId, done: Ended) -> Answer:
     else:
         lock = f"; its lock {_OURS} was cleared, so that the guest can start" if last is not done else ""
     if SNAPSHOT not in after.snapshots:
-        return Answer(HelperCode.OK, f"{id}: snapshot {SNAPSHOT} deleted{lock}{_said(done) if done.code != 0 else ''}")
-    return Answer(_code(done), f"{id}: the snapshot {SNAPSHOT} is still there{lock}{_said(done)}")
+        return Answer(HelperCode.OK, f"{id}: snapshot {SNAPSHOT} deleted{lock}{said(done) if done.code != 0 else ''}")
+    return Answer(outcome(done), f"{id}: the snapshot {SNAPSHOT} is still there{lock}{said(done)}")
 
 
 def _check_left_by_us(host: Host, id: GuestId, file: GuestFile, done: Ended) -> None:
@@ -187,28 +150,6 @@ def _check_left_by_us(host: Host, id: GuestId, file: GuestFile, done: Ended) -> 
     host.check_no_replication(id.vmid)
     if host.guest(id) != file:
         raise Refused(HelperCode.LOCK_CHANGED, f"{id}: the configuration changed a moment ago: somebody is at work on it")
-
-
-def _look_again(host: Host, id: GuestId, done: Ended) -> GuestFile | Answer:
-    if not done.reaped:
-        return Answer(HelperCode.UNKNOWN, f"{id}: PVE's program hangs in the kernel and cannot be killed; it may still act")
-    try:
-        return host.guest(id)
-    except Refused as refused:
-        gone = refused.answer.code in (HelperCode.NO_GUEST, HelperCode.WRONG_KIND)
-        why = "the guest is gone" if gone else "what came of it cannot be read"
-        return Answer(HelperCode.FAILED if gone else HelperCode.UNKNOWN, f"{why}: {refused.answer.message}{_said(done)}")
-
-
-def _code(done: Ended) -> HelperCode:
-    return HelperCode.FAILED if done.code is not None else HelperCode.TIMEOUT
-
-
-def _said(done: Ended, program: str = "PVE's program") -> str:
-    """What PVE's program said, for the end of a sentence."""
-    if done.code is None:
-        return f"; {program} did not end in time and was killed"
-    return f"; {program} ended with {done.code}: {done.last_line}"
 
 
 def _named(lock: str | None) -> str:

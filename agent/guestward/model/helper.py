@@ -18,6 +18,8 @@ SNAPSHOT = "vzdump"
 STATE_OF_LOCK: Mapping[str, str] = {"snapshot": "prepare", "snapshot-delete": "delete"}
 """The lock of a snapshot -> the state of the section `[vzdump]` that makes it vzdump's own (pve-facts B1)."""
 EXPECTABLE = ("backup", *STATE_OF_LOCK)
+SCRATCH_LOCKS = ("create", "destroyed")
+"""What a restore or a destroy that died leaves; the guest is then incomplete, and only a destroy is right (pve-facts B1)."""
 
 
 class HelperCode(StrEnum):
@@ -25,6 +27,7 @@ class HelperCode(StrEnum):
 
     OK = "ok"
     FAILED = "failed"
+    INCOMPLETE = "incomplete"
     TIMEOUT = "timeout"
     UNKNOWN = "unknown"
     BAD_REQUEST = "bad_request"
@@ -37,15 +40,19 @@ class HelperCode(StrEnum):
     STOPPING = "stopping"
     NO_PMXCFS = "no_pmxcfs"
     NO_QUORUM = "no_quorum"
+    NOT_INSTALLED = "not_installed"
     SCRATCH_BAND = "scratch_band"
+    NOT_SCRATCH = "not_scratch"
     EXCLUDED = "excluded"
     NOT_OWNED = "not_owned"
     NO_GUEST = "no_guest"
     WRONG_KIND = "wrong_kind"
+    TEMPLATE = "template"
     BUSY = "busy"
     BACKUP_RUNNING = "backup_running"
     TASK_RUNNING = "task_running"
     LOCKED = "locked"
+    NOT_LOCKED = "not_locked"
     LOCK_CHANGED = "lock_changed"
     LOCK_KIND = "lock_kind"
     NO_SNAPSHOT = "no_snapshot"
@@ -53,17 +60,18 @@ class HelperCode(StrEnum):
     TOO_SLOW = "too_slow"
 
 
-TRIED = frozenset({HelperCode.FAILED, HelperCode.TIMEOUT, HelperCode.UNKNOWN})
+TRIED = frozenset({HelperCode.FAILED, HelperCode.INCOMPLETE, HelperCode.TIMEOUT, HelperCode.UNKNOWN})
 """It was tried, and what was asked for was not seen afterwards."""
 
 HELPER_CODE_MEANING: dict[HelperCode, str] = {
     HelperCode.OK: "done, and seen to be done",
-    HelperCode.FAILED: "PVE's program ran, and afterwards lock or snapshot were still there, or there was another lock, or no guest",
-    HelperCode.TIMEOUT: "PVE's program did not end in time and was killed; the lock or the snapshot is still there",
+    HelperCode.FAILED: "afterwards lock or snapshot were still there, or another lock, or no guest; or an entry of ours is missing",
+    HelperCode.INCOMPLETE: "all entries of our own user and token are there, and one of `[scratch] grantees` has not all of its own",
+    HelperCode.TIMEOUT: "the time was up, and PVE's program was killed; the lock or the snapshot is still there, or an entry is missing",
     HelperCode.UNKNOWN: "it was tried, and nobody can say what came of it",
     HelperCode.BAD_REQUEST: "not one line with one request of the known form",
     HelperCode.FORBIDDEN: "the caller is neither root nor the service user",
-    HelperCode.CONFIG: "the configuration is missing, not root's alone, or has something in [scope], [scratch] or [locks] that cannot be",
+    HelperCode.CONFIG: "the configuration is missing, not root's alone, or lacks or has something that cannot be",
     HelperCode.REPORT_ONLY: "`[locks] recover` is `report`",
     HelperCode.UNREADABLE: "something that has to be known first could not be read",
     HelperCode.HELD: "the file /etc/guestward/hold is there",
@@ -71,17 +79,21 @@ HELPER_CODE_MEANING: dict[HelperCode, str] = {
     HelperCode.STOPPING: "the host or pve-guests.service is stopping",
     HelperCode.NO_PMXCFS: "/etc/pve is not mounted",
     HelperCode.NO_QUORUM: "the cluster has no quorum: /etc/pve is read-only",
+    HelperCode.NOT_INSTALLED: "PVE knows no role, user or token of that name; `host-install.sh repair` makes them",
     HelperCode.SCRATCH_BAND: "the VMID is in the scratch band",
+    HelperCode.NOT_SCRATCH: "the VMID is not in the scratch band",
     HelperCode.EXCLUDED: "the VMID is in [scope] exclude",
     HelperCode.NOT_OWNED: "the guest is in none of the pools of [scope]",
     HelperCode.NO_GUEST: "no such configuration on this node",
-    HelperCode.WRONG_KIND: "the VMID belongs to a guest of the other kind",
-    HelperCode.BUSY: "somebody holds the flock on /run/vzdump.lock: a backup, or PVE's startall",
+    HelperCode.WRONG_KIND: "the VMID belongs to a guest of the other kind, or to one of each kind",
+    HelperCode.TEMPLATE: "the guest is a template",
+    HelperCode.BUSY: "somebody holds the flock on /run/vzdump.lock (a backup, or PVE's startall), or that of the guest's configuration",
     HelperCode.BACKUP_RUNNING: "a vzdump, or what one left behind and still archives the guest, is alive",
-    HelperCode.TASK_RUNNING: "a task, a replication or a migration of this guest is running",
+    HelperCode.TASK_RUNNING: "a task, a replication or a migration of this guest is running, or a clone that may become this guest",
     HelperCode.LOCKED: "the guest has a lock; PVE deletes no snapshot of a locked guest",
-    HelperCode.LOCK_CHANGED: "the guest has another lock than the expected one, or none",
-    HelperCode.LOCK_KIND: "a lock of that kind is not vzdump's here, or may be that of another snapshot",
+    HelperCode.NOT_LOCKED: "the guest has no lock: there is nothing to clear",
+    HelperCode.LOCK_CHANGED: "the guest has another lock than the expected one, or none, or it changed while it was looked at",
+    HelperCode.LOCK_KIND: "a lock of that kind is not vzdump's here, may be of another snapshot, or is not left by a restore or destroy",
     HelperCode.NO_SNAPSHOT: "the container has no snapshot named exactly `vzdump`",
     HelperCode.SNAPSHOT_CHANGED: "the snapshot changed while it was looked at",
     HelperCode.TOO_SLOW: "the checks took so long that PVE would have had to wait for the flock",
@@ -93,13 +105,25 @@ class Verb(StrEnum):
 
     UNLOCK = "unlock"
     DELETE_SNAPSHOT = "delete-snapshot"
+    RELEASE_SCRATCH = "release-scratch"
+    REGRANT = "regrant"
 
 
-ARGUMENTS: Mapping[Verb, tuple[str, ...]] = {Verb.UNLOCK: ("kind", "vmid", "expect"), Verb.DELETE_SNAPSHOT: ("vmid",)}
+ARGUMENTS: Mapping[Verb, tuple[str, ...]] = {
+    Verb.UNLOCK: ("kind", "vmid", "expect"),
+    Verb.DELETE_SNAPSHOT: ("vmid",),
+    Verb.RELEASE_SCRATCH: ("vmid",),
+    Verb.REGRANT: (),
+}
 """The keys that a request has besides `verb`, no more and no fewer."""
 
 
-ANSWERED_WITHIN: Mapping[Verb, float] = {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}
+ANSWERED_WITHIN: Mapping[Verb, float] = {
+    Verb.UNLOCK: 30.0,
+    Verb.DELETE_SNAPSHOT: 660.0,
+    Verb.RELEASE_SCRATCH: 45.0,
+    Verb.REGRANT: 75.0,
+}
 """Seconds after which no answer is waited for any more: what the helper takes at most, and some more."""
 
 
@@ -138,7 +162,7 @@ class Request:
         verb = _one_of(Verb, found.pop("verb", None), "verb")
         wanted = ARGUMENTS[verb]
         if set(found) != set(wanted):
-            raise ValueError(f"{verb} has the arguments {', '.join(wanted)}, all of them and no others")
+            raise ValueError(f"{verb} has the arguments {', '.join(wanted) or 'none'}, all of them and no others")
         return cls(verb, **{name: _CHECKS[name](found[name]) for name in wanted})
 
 

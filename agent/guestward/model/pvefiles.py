@@ -20,6 +20,7 @@ from guestward.model.task import Upid, bounded
 _KEY = re.compile(r"([a-z][a-z_\-]*\d*):\s*(.+?)\s*")
 _SNAPSHOT = re.compile(r"\[([a-z][a-z0-9_\-]+)\]\s*", re.IGNORECASE)
 _PENDING = {GuestKind.LXC: re.compile(r"\[pve:pending\]\s*", re.I), GuestKind.QEMU: re.compile(r"\[PENDING\]\s*", re.I)}
+_FALSE = ("0", "off", "no", "false")  # QemuServer.pm:check_type, and any case; what is none of PVE's booleans counts as a yes here
 _SPECIAL = re.compile(r"\[special:([a-z]+)\]\s*", re.IGNORECASE)
 
 
@@ -28,7 +29,7 @@ class GuestFile:
     """A guest's configuration file as it stands in /etc/pve, and not as the API merges it.
 
     digest: what PVE calls so: the SHA-1 of the file's bytes (QemuServer.pm:parse_vm_config, LXC/Config.pm:parse_pct_config).
-    lock: of the main section. pending: changes that wait, None where there is no such section. special: names of `[special:...]`.
+    lock, template: of the main section. pending: changes that wait, None where there is no such section. special: names of `[special:...]`.
     snapshots: name -> key -> value; `snapstate` is there while a snapshot is made (`prepare`) or deleted (`delete`).
     """
 
@@ -37,6 +38,7 @@ class GuestFile:
     snapshots: Mapping[str, Mapping[str, str]]
     pending: Mapping[str, str] | None = None
     special: frozenset[str] = frozenset()
+    template: bool = False
 
     @classmethod
     def parse(cls, kind: GuestKind, data: bytes) -> GuestFile:
@@ -51,6 +53,7 @@ class GuestFile:
             snapshots={name.removeprefix("snapshot:"): keys for name, keys in reader.found.items() if name.startswith("snapshot:")},
             pending=pending,
             special=frozenset(name.removeprefix("special:") for name in reader.found if name.startswith("special:")),
+            template=reader.found["main:"].get("template", "0").lower() not in _FALSE,
         )
 
     @property

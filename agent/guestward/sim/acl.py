@@ -43,6 +43,15 @@ class Acl:
             self.entries.pop((subject, f"/vms/{vmid}"), None)
         self.changed()
 
+    def has(self, subject: str, path: str, privileges: Iterable[str]) -> bool:
+        """Whether an entry there has all of them, and hands them down."""
+        here = self.entries.get((subject, path), NONE)
+        return all(here.get(privilege, False) for privilege in privileges)
+
+    def is_barred(self, subject: str, path: str) -> bool:
+        """Whether NO_ACCESS takes away there whatever else is granted there."""
+        return NO_ACCESS in self.entries.get((subject, path), NONE)
+
     def held(self, path: str) -> Privileges:
         """What the token has on a path, with the propagate flag as `/access/permissions` shows it."""
         both = [self._of(subject, path) for subject in SUBJECTS]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from guestward.model.guest import GuestId, GuestKind
-from guestward.model.helper import ANSWERED_WITHIN, SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
+from guestward.model.helper import ANSWERED_WITHIN, SCRATCH_LOCKS, SNAPSHOT, STATE_OF_LOCK, Answer, HelperCode, Request, Verb
 from guestward.ports import HelperLost, HelperUnreachable
 from guestward.sim.guest import SimGuest
 from guestward.sim.tasks import SimTask
@@ -23,6 +23,8 @@ DELETE_TAKES = 3.0
 DELETE_FAILS_IN = 0.4  # a dataset that is busy says so at once
 DELETED_IN = 0.1  # fine grained, as recorded of a small container (timelines 6c)
 NO_WRITE = "unable to open file '/etc/pve/nodes/{node}/lxc/{vmid}.conf.tmp': Permission denied"
+Acted = list[tuple[int | None, str]]
+"""What reached the world: VMIDs, None for none in particular, and the result of each."""
 PHASES = {"booting": HelperCode.BOOTING, "stopping": HelperCode.STOPPING}
 
 
@@ -95,54 +97,99 @@ class SimHelper:
             raise HelperUnreachable("its socket does not answer; `systemctl status guestward-helper.socket`")
         until = world.now + ANSWERED_WITHIN[request.verb]
         if math.isinf(state.delay):
-            self._effect(request, "lost")
+            self._effects(request, [(request.vmid, "lost")])
             return SimCall(world, None, math.inf, until)
         if state.says is not None:
-            self._effect(request, "refused")
+            self._effects(request, [(request.vmid, "refused")])
             return SimCall(world, state.says, world.now, until)
         call = SimCall(world, None, world.now + state.delay, until)
         try:
             Request.decode(request.encode())
         except ValueError as error:
             call.answered = Answer(HelperCode.BAD_REQUEST, str(error))
-            self._effect(request, "refused")
+            self._effects(request, [(request.vmid, "refused")])
             return call
-        act: Callable[[Request, SimCall], str] = {Verb.UNLOCK: self._unlock, Verb.DELETE_SNAPSHOT: self._delete}[request.verb]
-        result = act(request, call)
-        self._effect(request, "lost" if state.delay > ANSWERED_WITHIN[request.verb] else result)
+        acts: dict[Verb, Callable[[Request, SimCall], Acted]] = {
+            Verb.UNLOCK: self._unlock,
+            Verb.DELETE_SNAPSHOT: self._delete,
+            Verb.RELEASE_SCRATCH: self._release,
+            Verb.REGRANT: self._regrant,
+        }
+        self._effects(request, acts[request.verb](request, call))
         return call
 
-    def _effect(self, request: Request, result: str) -> None:
-        self.world.effect("helper", request.verb.value, request.vmid, result)
+    def _effects(self, request: Request, acted: Acted) -> None:
+        lost = self.world.helper.delay > ANSWERED_WITHIN[request.verb]
+        for vmid, result in acted:
+            self.world.effect("helper", request.verb.value, vmid, "lost" if lost else result)
         self.life.check()
 
-    def _unlock(self, request: Request, call: SimCall) -> str:
+    def _unlock(self, request: Request, call: SimCall) -> Acted:
         guest = GuestId(request.kind or GuestKind.LXC, request.vmid or 0)
         found = self.world.guests.get(guest.vmid)
-        refused = self._not_ready() or self._not_ours(found, guest) or self._not_stale(found, request.expect or "")
-        ordered = self.world.take_failure("unlock") if refused is None else None
-        if refused is not None or ordered is not None or found is None:
-            call.answered = refused or Answer(HelperCode.FAILED, f"{guest}: {ordered}")
-            return "failed" if refused is None else "refused"
-        found.lock = None
-        call.answered = Answer(HelperCode.OK, f"{guest}: lock {request.expect} cleared")
-        return "ok"
+        refused = self._held_back() or self._not_ready() or self._not_ours(found, guest) or self._not_stale(found, request.expect or "")
+        return self._clear(request, call, found, refused)
 
-    def _delete(self, request: Request, call: SimCall) -> str:
+    def _release(self, request: Request, call: SimCall) -> Acted:
+        """Any kind, the band alone, and whatever `[locks] recover` says."""
+        vmid = request.vmid or 0
+        found = self.world.guests.get(vmid)
+        refused = self._not_scratch(vmid) or self._not_ready() or self._not_left(vmid, found)
+        return self._clear(request, call, found, refused)
+
+    def _clear(self, request: Request, call: SimCall, found: SimGuest | None, refused: Answer | None) -> Acted:
+        if refused is not None or found is None:
+            call.answered = refused or Answer(HelperCode.NO_GUEST, f"there is no {request.vmid}")
+            return [(request.vmid, "refused")]
+        ordered = self.world.take_failure(request.verb.value)
+        if ordered is not None:
+            call.answered = Answer(HelperCode.FAILED, f"{found.id}: the lock {found.lock} is still there; {ordered}")
+            return [(request.vmid, "failed")]
+        call.answered = Answer(HelperCode.OK, f"{found.id}: lock {found.lock} cleared")
+        found.lock = None
+        return [(request.vmid, "ok")]
+
+    def _regrant(self, request: Request, call: SimCall) -> Acted:
+        """For our user and token: of others the simulated access control knows nothing. Neither a boot nor a hold stands in the way."""
+        refused = self._no_quorum() or (self._phase() if self.world.phases.phase == "stopping" else None)
+        if refused is not None:
+            call.answered = refused
+            return [(None, "refused")]
+        lost, acl = self._lost(), self.world.acl
+        ordered = self.world.take_failure("regrant") if lost else None
+        if ordered is not None:
+            call.answered = Answer(HelperCode.FAILED, f"GuestwardScratch is missing at {', '.join(map(str, lost))}; {ordered}")
+            return [(None, "failed")]
+        for vmid, whos in lost.items():
+            for who in whos:
+                if not acl.is_barred(who, f"/vms/{vmid}"):
+                    self.world.grant_scratch(vmid, who)
+        still = self._lost()
+        back = [vmid for vmid, whos in lost.items() if whos != still.get(vmid, [])]
+        call.answered = Answer(HelperCode.OK, f"put back at {', '.join(map(str, back)) or 'none: nothing was missing'}")
+        if still:
+            call.answered = Answer(HelperCode.FAILED, f"NoAccess bars user or token at {', '.join(map(str, still))}")
+        return [*((vmid, "ok") for vmid in back), *([(None, "failed")] if still else [] if back else [(None, "ok")])]
+
+    def _lost(self) -> dict[int, list[str]]:
+        """VMID of the band -> who of user and token has no entry there that counts."""
+        return {vmid: whos for vmid in self.band if (whos := self.world.lacks_scratch(vmid))}
+
+    def _delete(self, request: Request, call: SimCall) -> Acted:
         """`pct delsnapshot`: a task of its own, a lock of its own; a storage that fails leaves both, and the lock goes at once (C39)."""
         guest = GuestId(GuestKind.LXC, request.vmid or 0)
         found = self.world.guests.get(guest.vmid)
-        refused = self._not_ready() or self._not_ours(found, guest) or self._no_snapshot(found)
+        refused = self._held_back() or self._not_ready() or self._not_ours(found, guest) or self._no_snapshot(found)
         if refused is not None or found is None:
             call.answered = refused or Answer(HelperCode.NO_GUEST, f"there is no {guest}")
-            return "refused"
+            return [(request.vmid, "refused")]
         ordered = self.world.take_failure("delete-snapshot")
         task = self.world.task("vzdelsnapshot", str(guest.vmid), "root@pam")
         found.lock, found.locker, found.snapshots = LOCK, OUR_DELETE, {**found.snapshots, SNAPSHOT: "delete"}
         takes = DELETE_FAILS_IN if ordered is not None else DELETED_IN if self.world.fine_grained else DELETE_TAKES
         call.at += takes
         self.world.later(takes, lambda: self._deleted(found, task, call, ordered))
-        return "ok" if ordered is None else "failed"
+        return [(request.vmid, "ok" if ordered is None else "failed")]
 
     def _deleted(self, guest: SimGuest, task: SimTask, call: SimCall, ordered: str | None) -> None:
         if task.said is not None:  # the host went down meanwhile
@@ -180,14 +227,37 @@ class SimHelper:
 
     # ------------------------------------------------------------------------------------------------ refusals
 
+    def _held_back(self) -> Answer | None:
+        return Answer(HelperCode.REPORT_ONLY, "[locks] recover is `report`") if self.report_only else None
+
     def _not_ready(self) -> Answer | None:
-        if self.report_only:
-            return Answer(HelperCode.REPORT_ONLY, "[locks] recover is `report`")
-        if self.world.phases.phase in PHASES:
-            return Answer(PHASES[self.world.phases.phase], f"the host is {self.world.phases.phase}")
-        if not self.world.quorate:
-            return Answer(HelperCode.NO_QUORUM, "the cluster has no quorum")
-        return Answer(HelperCode.HELD, "the file /etc/guestward/hold is there") if self.world.hold_file else None
+        held = Answer(HelperCode.HELD, "the file /etc/guestward/hold is there") if self.world.hold_file else None
+        return self._phase() or self._no_quorum() or held
+
+    def _phase(self) -> Answer | None:
+        phase = self.world.phases.phase
+        return Answer(PHASES[phase], f"the host is {phase}") if phase in PHASES else None
+
+    def _no_quorum(self) -> Answer | None:
+        return Answer(HelperCode.NO_QUORUM, "the cluster has no quorum") if not self.world.quorate else None
+
+    def _not_scratch(self, vmid: int) -> Answer | None:
+        if vmid not in self.band:
+            return Answer(HelperCode.NOT_SCRATCH, f"{vmid} is not in the scratch band")
+        return Answer(HelperCode.EXCLUDED, f"{vmid} is excluded") if vmid in self.exclude else None
+
+    def _not_left(self, vmid: int, found: SimGuest | None) -> Answer | None:
+        if found is None or not self.world.is_here(found):
+            return Answer(HelperCode.NO_GUEST, f"there is no {vmid} on this node")
+        if found.template:
+            return Answer(HelperCode.TEMPLATE, f"{found.id} is a template")
+        if found.lock is None:
+            return Answer(HelperCode.NOT_LOCKED, f"{found.id} has no lock")
+        if found.lock not in SCRATCH_LOCKS:
+            return Answer(HelperCode.LOCK_KIND, f"the lock {found.lock} is not of a dead restore or destroy")
+        if any(task.upid.id == str(vmid) or task.upid.type == "vzclone" for task in self.world.tasks):
+            return Answer(HelperCode.TASK_RUNNING, f"a task that is or may be about {vmid} is running")
+        return None
 
     def _not_ours(self, found: SimGuest | None, guest: GuestId) -> Answer | None:
         if guest.vmid in self.band:
