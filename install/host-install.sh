@@ -28,6 +28,7 @@ ROLE_NAMES=(GuestwardPool GuestwardNode GuestwardStorage GuestwardScratch)
 SEP=$'\x1f' # between the fields of a row: no text of PVE's holds it, and unlike a tab it keeps empty fields apart
 
 ROLES='' USERS='' PVE_POOLS='' ACLS='' TOKENS='' # what PVE knows, as rows
+THEIRS=() ABSENT=() # users and tokens of [scratch] grantees that need entries; grantees that PVE does not know
 DRY=0 YES=0 PURGE=0 EXEC='' NODE='' BAND='' LISTEN='' DEB='' POOLS=() ADD=()
 
 usage() {
@@ -85,9 +86,13 @@ privileges() { # ROLE
 say() { printf '%-12s%s\n' "$1" "$2"; }
 already() { say 'already so' "$1"; }
 
-fail() { # WHAT REASON [WHAT-TO-DO]
+failed() { # WHAT REASON [WHAT-TO-DO]: say so, and go on
     printf '%-12s%s: %s\n' FAILED "$1" "$2" >&2
     [ -z "${3:-}" ] || printf '%-12swhat to do: %s\n' '' "$3" >&2
+}
+
+fail() { # the same, and end
+    failed "$@"
     exit 1
 }
 
@@ -285,13 +290,18 @@ read_config() {
     CA='' PIN='' NAME='' FIRST='' LAST='' GRANTEES=()
     if [ -e "$CONFIG" ]; then
         found=$(python3 -IS - "$CONFIG" 2>"$WORK/said" <<'PYTHON'
-import sys, tomllib
+import re, sys, tomllib
 with open(sys.argv[1], "rb") as file:
     values = tomllib.load(file)
 pve, scope, scratch = (values.get(name, {}) for name in ("pve", "scope", "scratch"))
 for pool in scope.get("pools", []):
     print("pool", pool)
-for grantee in scratch.get("grantees", []):
+# As narrow as agent and root helper have it: PVE would take a comma as the beginning of another user.
+who = re.compile(r"(?![-@])[^\s:/!,;\x00-\x20\x7f]+@[A-Za-z][A-Za-z0-9.\-_]+(![A-Za-z][A-Za-z0-9.\-_]+)?")
+grantees = scratch.get("grantees", [])
+if not isinstance(grantees, list) or not all(isinstance(id, str) and who.fullmatch(id) for id in grantees):
+    sys.exit("scratch.grantees must be a list of USER@REALM!TOKEN or USER@REALM")
+for grantee in dict.fromkeys(grantees):
     print("grantee", grantee)
 for section, keys in ((pve, ("ca_file", "fingerprint", "server_name")), (scratch, ("first", "last"))):
     for key in keys:
@@ -336,6 +346,40 @@ read_pve() {
         TOKENS=tokenid,privsep,expire <<<"$roles $users $pools $acls $tokens"
     # Whether commands may be run in guests is kept as it is, unless install says it anew.
     if [ "$COMMAND" != install ] && [ "$EXEC" != 1 ] && [[ $ACLS == *"$SEP$TOKEN_ID${SEP}GuestwardExec$SEP"* ]]; then EXEC=1; fi
+    if [ "$COMMAND" != uninstall ]; then find_grantees; fi
+}
+
+# Who of the grantees is there. A token has at most what its user has, so both get entries; root@pam needs none, and ours are ours.
+find_grantees() {
+    local grantee who list theirs
+    for grantee in "${GRANTEES[@]}"; do
+        theirs=''
+        if [[ $grantee == *!* ]] && knows_user "${grantee%%!*}"; then
+            ask list pveum user token list "${grantee%%!*}" --output-format json
+            rows theirs=tokenid <<<"$list"
+        fi
+        if ! knows_user "${grantee%%!*}" || { [[ $grantee == *!* ]] && ! has "$theirs" "${grantee#*!}"; }; then
+            ABSENT+=("$grantee")
+            continue
+        fi
+        for who in "${grantee%%!*}" "$grantee"; do
+            [[ " root@pam $USER_ID $TOKEN_ID ${THEIRS[*]} " == *" $who "* ]] || THEIRS+=("$who")
+        done
+    done
+}
+
+knows_user() { [ "$1" = root@pam ] || [ -n "$(row "$USERS" "$1")" ]; } # USER
+
+lack_of() { # GRANTEE: what PVE does not know of it
+    if ! knows_user "${1%%!*}"; then echo "PVE knows no user ${1%%!*}"; else echo "PVE knows no token ${1#*!} of user ${1%%!*}"; fi
+}
+
+mend() { # GRANTEE: what makes it known
+    local make=''
+    local user=${1%%!*} token=${1#*!}
+    knows_user "$user" || make="pveum user add ${user@Q}"
+    [[ $1 != *!* ]] || make+="${make:+ && }pveum user token add ${user@Q} ${token@Q} --privsep 1"
+    echo "$make && $0 repair --yes; or take it out of [scratch] grantees in $CONFIG"
 }
 
 read_acls() {
@@ -650,6 +694,29 @@ take_back() { # "PATH<SEP>ROLE" lines that stay
     done <<<"$ACLS"
 }
 
+# To restore testers, after our own. The root helper puts the same entries back whenever a destroy has taken them away.
+grant_grantees() {
+    local grantee who vmid path missing users tokens
+    for grantee in "${ABSENT[@]}"; do
+        failed "grantee $grantee" "$(lack_of "$grantee"), so it gets no rights in the band; all else is done all the same" "$(mend "$grantee")"
+    done
+    [ ${#THEIRS[@]} -gt 0 ] || return 0
+    for ((vmid = FIRST; vmid <= LAST; vmid++)); do
+        path=/vms/$vmid missing='' users='' tokens=''
+        for who in "${THEIRS[@]}"; do
+            if [[ $who == *!* ]]; then
+                has "$ACLS" "$path${SEP}token$SEP$who${SEP}GuestwardScratch${SEP}1" || tokens+=${tokens:+,}$who
+            else
+                has "$ACLS" "$path${SEP}user$SEP$who${SEP}GuestwardScratch${SEP}1" || users+=${users:+,}$who
+            fi
+        done
+        missing=$users${users:+${tokens:+,}}$tokens
+        if [ -z "$missing" ]; then already "GuestwardScratch at $path for the grantees"; continue; fi
+        set -- ${users:+--users "$users"} ${tokens:+--tokens "$tokens"}
+        act "GuestwardScratch at $path for ${missing//,/, }" pveum acl modify "$path" "$@" --roles GuestwardScratch --propagate 1
+    done
+}
+
 enable_units() {
     local unit
     for unit in "${UNITS[@]}"; do
@@ -679,6 +746,7 @@ put_in_place() { # What install and repair have in common.
     write_config
     make_token
     make_grants
+    grant_grantees
     enable_units
 }
 
@@ -686,8 +754,8 @@ put_in_place() { # What install and repair have in common.
 
 # Asks PVE what token and user may do, and compares. Nothing is ever tried out: a probe that changes something is one that can go wrong.
 verify() {
-    local path role pool found guest json asked=() needed=() forbidden=(/ /access "/nodes/$NODE" /vms)
-    local -A must=() token_may=() user_may=()
+    local path role pool found guest json who lack vmid must_they asked=() band=() needed=() forbidden=(/ /access "/nodes/$NODE" /vms)
+    local -A must=() token_may=() user_may=() they_may=() they_lack=()
     command -v guestward >/dev/null || fail verify 'guestward is not installed' "$0 install"
     [ -e "$CONFIG" ] || fail verify "there is no $CONFIG" "$0 repair"
     while read -r path role _; do
@@ -702,32 +770,71 @@ verify() {
         guest=$(outside_band "$found")
         if [ -n "$guest" ]; then forbidden+=("/vms/$guest"); else say note "no guest is in pool $pool yet: nothing is guarded"; fi
     done
+    for ((vmid = FIRST; vmid <= LAST; vmid++)); do band+=("/vms/$vmid"); done
     asked=("${needed[@]}" "${forbidden[@]}")
     # As the token, over HTTPS, with the secret and the trust that the agent uses.
     json=$(guestward check --config "$CONFIG" --output json --rights "${asked[@]}" 2>"$WORK/said") ||
         fail verify "the token could not be used: $(token_fault <<<"$json" || true)" "$0 repair; guestward check"
     note_rights token_may <<<"$json"
-    # The user as root. PVE lists every path that an entry or a pool names, if anything is held there: so one that is not listed can
-    # hold something only by inheriting it from one that is, and is asked for only then.
-    ask json pveum user permissions "$USER_ID" --output-format json
-    note_rights user_may <<<"$json"
-    for path in "${asked[@]}"; do
-        inherits "$path" || continue
-        ask json pveum user permissions "$USER_ID" --path "$path" --output-format json
-        note_rights user_may <<<"$json"
+    rights_of "$USER_ID" user_may "${asked[@]}"
+    must_they=$(privileges GuestwardScratch)
+    for who in "${THEIRS[@]}"; do
+        they_may=()
+        rights_of "$who" they_may "${band[@]}"
+        for path in "${band[@]}"; do
+            lack=$(lacking "$must_they" "${they_may[$path]:-}")
+            they_lack[$who$SEP$path]=$lack
+        done
     done
+    note_strays
     compare
 }
 
-inherits() { # PATH: not listed for the user, but something above it is
-    local above=$1
-    [ -z "${user_may[$above]+set}" ] || return 1
+# As root. PVE lists every path that an entry or a pool names, if anything is held there: so one that is not listed can hold something
+# only by inheriting it from one that is, and is asked for only then.
+rights_of() { # USER-OR-TOKEN MAP PATH...: what it may do, into the map
+    local said path name=$2 call=(pveum user permissions "$1")
+    [[ $1 != *!* ]] || call=(pveum user token permissions "${1%%!*}" "${1#*!}")
+    shift 2
+    ask said "${call[@]}" --output-format json
+    note_rights "$name" <<<"$said"
+    for path; do
+        inherits "$name" "$path" || continue
+        ask said "${call[@]}" --path "$path" --output-format json
+        note_rights "$name" <<<"$said"
+    done
+}
+
+inherits() { # MAP PATH: not listed there, but something above it is
+    local -n listed=$1
+    local above=$2
+    [ -z "${listed[$above]+set}" ] || return 1
     while [ "$above" != / ]; do
         above=${above%/*}
         above=${above:-/}
-        [ -z "${user_may[$above]+set}" ] || return 0
+        [ -z "${listed[$above]+set}" ] || return 0
     done
     return 1
+}
+
+# Others with our role, in our band or in nobody's: grantees of before, or somebody's own doing. Nobody can say which, so they are only told.
+note_strays() {
+    local path type ugid role vmid key
+    local -A agents=() vmids=()
+    while IFS=$SEP read -r path _ ugid _; do
+        if [[ $ugid == guestward-*@pve* && ${ugid%%!*} != "$USER_ID" ]]; then agents[$path]=1; fi
+    done <<<"$ACLS"
+    while IFS=$SEP read -r path type ugid role _; do
+        [[ $role = GuestwardScratch && $type != group && $path =~ ^/vms/([0-9]+)$ ]] || continue
+        vmid=${BASH_REMATCH[1]}
+        if [[ ${ugid%%!*} == "$USER_ID" || -n ${agents[$path]+set} ]] || is_grantee "$path" "$ugid" "$role"; then continue; fi
+        vmids["--${type}s ${ugid@Q}"]+=" $vmid"
+    done <<<"$ACLS"
+    while read -r key; do
+        [ -n "$key" ] || continue
+        say note "${key#* } has GuestwardScratch at VMID${vmids[$key]} and is no grantee there; it is left. To take it away:"
+        say '' "for vmid in${vmids[$key]}; do pveum acl delete /vms/\$vmid $key --roles GuestwardScratch; done"
+    done < <(printf '%s\n' "${!vmids[@]}" | sort)
 }
 
 outside_band() { # VMIDS: the first that is not in the band
@@ -750,7 +857,7 @@ excess() { # PATH PRIVILEGES: those that neither token nor user may have there
     echo "$found"
 }
 
-# A row for each path. Uses what verify gathered: needed, must, forbidden, token_may, user_may.
+# A row for each path. Uses what verify gathered: needed, must, forbidden, token_may, user_may, band, must_they, they_lack.
 compare() {
     local path who fault faults='' cell cells shown
     printf '\n%-24s%-69s%-10s%s\n' path 'must have' token user
@@ -783,9 +890,11 @@ compare() {
             printf '%-24s%-69s%-10s%s\n' "$path" 'VM.Allocate Permissions.Modify Sys.Modify' "${cells[@]}"
         fi
     done < <(printf '%s\n' "${!token_may[@]}" "${!user_may[@]}" | sort -Vu)
+    [ ${#GRANTEES[@]} -eq 0 ] || compare_grantees
     echo
     if [ -z "$faults" ]; then
         echo 'verified: token and user have what they need, and no more'
+        [ ${#GRANTEES[@]} -eq 0 ] || echo 'verified: the grantees have what they need in the band'
         return
     fi
     printf '%s' "$faults" >&2
@@ -793,11 +902,46 @@ compare() {
     exit 5
 }
 
+# The same for each grantee. root@pam may do everything; a plain user has no token.
+compare_grantees() {
+    local grantee path who cell cells
+    printf '\n%-24s%-69s%-10s%-10s%s\n' path 'must have' token user grantee
+    for grantee in "${GRANTEES[@]}"; do
+        if [[ " ${ABSENT[*]} " == *" $grantee "* ]]; then
+            printf '%-24s%-69s%-10s%-10s%s\n' "/vms/$FIRST-$LAST" "$must_they" UNKNOWN UNKNOWN "$grantee"
+            faults+="missing for the grantee $grantee: all in the band, since $(lack_of "$grantee")"$'\n'
+            continue
+        fi
+        for path in "${band[@]}"; do
+            cells=()
+            for who in "$grantee" "${grantee%%!*}"; do
+                cell=ok
+                if [[ ${#cells[@]} = 0 && $grantee != *!* ]]; then
+                    cell=-
+                elif [ -n "${they_lack[$who$SEP$path]:-}" ]; then
+                    cell=MISSING
+                    has "$faults" "missing for the grantee $who: ${they_lack[$who$SEP$path]} at $path" ||
+                        faults+="missing for the grantee $who: ${they_lack[$who$SEP$path]} at $path"$'\n'
+                fi
+                cells+=("$cell")
+            done
+            printf '%-24s%-69s%-10s%-10s%s\n' "$path" "$must_they" "${cells[@]}" "$grantee"
+        done
+    done
+}
+
 say_repair() { # FAULTS
-    local path type ugid role
-    if [[ $1 == *'missing for'* ]]; then echo "repair it:  $0 repair --yes"; fi
-    [[ $1 == *'too much for'* ]] || return 0
+    local path type ugid role grantee
     read_acls
+    for grantee in "${ABSENT[@]}"; do echo "repair it:  $(mend "$grantee")"; done
+    if [[ $1 =~ 'missing for '[^$'\n']*' at /' ]]; then
+        echo "repair it:  $0 repair --yes"
+        while IFS=$SEP read -r path type ugid role _; do
+            if [[ $role != NoAccess || " $USER_ID $TOKEN_ID ${THEIRS[*]} " != *" $ugid "* || $1$'\n' != *" at $path"$'\n'* ]]; then continue; fi
+            echo "repair it:  pveum acl delete $path --${type}s ${ugid@Q} --roles NoAccess"
+        done <<<"$ACLS"
+    fi
+    [[ $1 == *'too much for'* ]] || return 0
     while IFS=$SEP read -r path type ugid role _; do
         if [[ $ugid != "$USER_ID" && $ugid != "$TOKEN_ID" ]] || [[ $'\n'$(grants) == *$'\n'"$path $role "* ]]; then continue; fi
         echo "repair it:  pveum acl delete $path --${type}s '$ugid' --roles $role"
@@ -975,7 +1119,7 @@ main() {
     install | repair)
         check_band
         check_guests
-        confirm "$COMMAND on $NODE: pool ${POOLS[*]}, band $FIRST-$LAST, user $USER_ID?"
+        confirm "$COMMAND on $NODE: pool ${POOLS[*]}, band $FIRST-$LAST, user $USER_ID${GRANTEES[*]:+, grantees ${GRANTEES[*]}}?"
         [ "$COMMAND" = repair ] || install_package
         put_in_place
         if ((DRY)); then say 'would do' 'verify'; else verify; fi

@@ -35,6 +35,7 @@ TOOLS = (
 )
 PROGRAMS = ("pveum", "pvesh", "guestward")
 USER, TOKEN = "guestward-pve1@pve", "guestward-pve1@pve!agent"
+TESTER, TESTER_TOKEN = "tester@pve", "tester@pve!t1"
 SCRATCH = {"VM.Audit", "VM.PowerMgmt", "VM.Allocate", "VM.Config.Disk", "VM.Config.Options"}
 
 
@@ -132,6 +133,16 @@ class Host:
 
     def guest(self, vmid: int, kind: str = "lxc") -> None:
         (self.pve / f"nodes/pve1/{kind}/{vmid}.conf").write_text("")
+
+    def tester(self, *others: str) -> None:
+        """A restore tester with a token, which the configuration names first of all; others: grantees besides it."""
+        text = self.config.read_text() if self.config.exists() else "[scratch]\n"
+        head, _, _ = text.partition("grantees = ")
+        named = ", ".join(f'"{id}"' for id in (TESTER_TOKEN, *others))
+        self.config.write_text(f"{head}grantees = [{named}]\n")
+        if TESTER not in self.access.users:
+            self.pveum("user", "add", TESTER)
+            self.pveum("user", "token", "add", TESTER, "t1")
 
     # ------------------------------------------------------------------------------------------------------- running
 

@@ -225,6 +225,8 @@ def test_what_is_not_ours_in_the_configuration_stays(host: Host) -> None:
         '# mine\n[pve]\nport = 8006 # as it is\nserver_name = "old"\n\n[scope]\npools = [\n  "a",\n  "b", # both\n]\n[scratch]\n'
         'first = 990000\nlast = 990000\ngrantees = ["tester@pve!t1"]\n'
     )
+    host.pveum("user", "add", "tester@pve")
+    host.pveum("user", "token", "add", "tester@pve", "t1")
     host.ran("install", "--yes", "--metrics-listen", "[::1]:9612")
     text = host.config.read_text()
     assert all(line in text for line in ("# mine\n", "port = 8006 # as it is\n", '  "b", # both\n', "grantees = "))

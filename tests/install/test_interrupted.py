@@ -6,15 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from .host import SCRATCH, TOKEN, USER, Host
+from .host import SCRATCH, TESTER, TESTER_TOKEN, TOKEN, USER, Host
 
 VERSIONS = ("8.4.21", "9.1.3")
 INSTALL = ("install", "--yes", "--band", "990000-990000", "--add-guests", "101")
 KILLED = -9
 
 
-def clean(folder: Path, version: str) -> Host:
+def fresh(folder: Path, version: str) -> Host:
+    """With a restore tester, whom the configuration names."""
     host = Host(folder, version)
+    host.tester()
+    return host
+
+
+def clean(folder: Path, version: str) -> Host:
+    host = fresh(folder, version)
     host.ran(*INSTALL)
     return host
 
@@ -42,13 +49,15 @@ def interrupted(host: Host, *words: str) -> list[str]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_install_interrupted_after_every_step(version: str, tmp_path: Path) -> None:
     undisturbed = clean(tmp_path / "clean", version)
-    host = Host(tmp_path / "host", version)
+    host = fresh(tmp_path / "host", version)
     (host.at / "user").unlink()
     host.write("groups", "")
     steps = interrupted(host, *INSTALL)
     assert {*undisturbed.steps} - {*steps} == {step for step in undisturbed.steps if str(undisturbed.root) in step}
     assert state(host) == state(undisturbed)
-    assert host.access.secrets == {TOKEN: host.secret.read_text().strip()}
+    assert host.access.secrets.keys() == {TOKEN, TESTER_TOKEN} and host.access.secrets[TOKEN] == host.secret.read_text().strip()
+    assert host.access.acl["/vms/990000"] == {who: {"GuestwardScratch": 1} for who in (USER, TOKEN, TESTER, TESTER_TOKEN)}
+    assert steps.count("pveum acl modify /vms/990000") == 2, "ours, and then the tester's"
     assert host.access.warnings == []
     host.ran("verify")
 
@@ -56,12 +65,13 @@ def test_install_interrupted_after_every_step(version: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("version", VERSIONS)
 def test_uninstall_interrupted_after_every_step(version: str, tmp_path: Path) -> None:
     host = clean(tmp_path / "host", version)
-    before = Host(tmp_path / "before", version).state()
+    before = fresh(tmp_path / "before", version).state()
+    del before["etc/guestward/guestward.toml"]
     steps = interrupted(host, "uninstall", "--yes", "--purge")
     roles = next(number for number, step in enumerate(steps) if "role delete" in step)
     assert all("acl" not in step for step in steps[roles:]), "entries go before the roles that they name"
     left = host.state()
-    assert left.pop("etc/pve/priv/token.cfg") == "644 "
+    assert left["etc/pve/priv/token.cfg"] == f"644 {TESTER_TOKEN} SECRET-0\n"
     stays = {"pool:guestward:Guests that Guestward keeps up:101::"}
     assert {*left.pop("etc/pve/user.cfg").splitlines()} - {""} == stays | {*before.pop("etc/pve/user.cfg").splitlines()} - {""}
     assert left == before
@@ -71,7 +81,7 @@ def test_uninstall_interrupted_after_every_step(version: str, tmp_path: Path) ->
 def test_a_step_that_fails_says_why_and_the_next_run_goes_on(tmp_path: Path) -> None:
     """Each step in turn. Where several steps are one, as for a file and its owner, the next run begins with the first of them."""
     undisturbed = clean(tmp_path / "clean", VERSIONS[0])
-    host, done = Host(tmp_path / "host", VERSIONS[0]), 0
+    host, done = fresh(tmp_path / "host", VERSIONS[0]), 0
     before: list[str] = []
     seen: list[str] = []
     failed: set[str] = set()
@@ -97,18 +107,18 @@ def test_uninstall_of_what_is_half_installed(tmp_path: Path) -> None:
     number = -1
     while True:
         number += 2
-        host = Host(tmp_path / f"host-{number}")
+        host = fresh(tmp_path / f"host-{number}", VERSIONS[1])
         if host.run(*INSTALL, STANDIN_KILL=str(number)).code == 0:
             break
         host.ran("uninstall", "--yes")
         access = host.access
-        assert (access.own_roles, access.acl, access.warnings, access.secrets) == ({}, {}, [], {})
+        assert (access.own_roles, access.acl, access.warnings, {*access.secrets}) == ({}, {}, [], {TESTER_TOKEN})
         assert USER not in access.users and not host.secret.exists()
     assert number > 16
 
 
 def test_what_is_granted(tmp_path: Path) -> None:
-    """To the user and the token, each of them."""
+    """To the user and the token, each of them; to a grantee in the band alone."""
     host = clean(tmp_path / "host", VERSIONS[1])
     host.ran(*INSTALL, "--enable-exec")
     access = host.access
@@ -119,4 +129,6 @@ def test_what_is_granted(tmp_path: Path) -> None:
             "/storage": {"Datastore.Audit"},
             "/vms/990000": SCRATCH,
         }
+    for who in (TESTER, TESTER_TOKEN):
+        assert {path: set(held) for path, held in access.listed(who).items()} == {"/vms/990000": SCRATCH}
     assert access.acl["/nodes/pve1"] == {who: {"GuestwardNode": 0} for who in (USER, TOKEN)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .host import TOKEN, USER, Host
+from .host import TESTER, TESTER_TOKEN, TOKEN, USER, Host
 
 
 def test_what_others_use_stays(installed: Host) -> None:
@@ -50,14 +50,19 @@ def test_more_of_the_user_than_we_made(installed: Host) -> None:
     assert (installed.access.warnings, installed.access.secrets, installed.access.acl) == ([], {}, {})
 
 
-def test_what_the_helper_granted_to_a_restore_tester(installed: Host) -> None:
-    installed.config.write_text(f'{installed.config.read_text()}grantees = ["tester@pve!t1"]\n')
-    installed.pveum("user", "add", "tester@pve")
-    installed.pveum("user", "token", "add", "tester@pve", "t1")
+def test_what_was_granted_to_a_restore_tester(installed: Host) -> None:
+    """And the script. A role of its own stays, and so does what it has in another band; one that is gone is no obstacle."""
+    installed.tester("gone@pve!t1", "root@pam")
     for path in ("/vms/990001", "/vms/880000"):
-        installed.pveum("acl", "modify", path, "--users", "tester@pve", "--tokens", "tester@pve!t1", "--roles", "GuestwardScratch")
+        installed.pveum("acl", "modify", path, "--users", TESTER, "--tokens", TESTER_TOKEN, "--roles", "GuestwardScratch")
+    installed.pveum("acl", "modify", "/vms/990001", "--users", TESTER, "--roles", "PVEVMUser")
     installed.ran("uninstall", "--yes")
-    assert {*installed.access.acl} == {"/vms/880000"} and {*installed.access.secrets} == {"tester@pve!t1"}
+    access = installed.access
+    assert access.acl == {
+        "/vms/880000": {who: {"GuestwardScratch": 1} for who in (TESTER, TESTER_TOKEN)},
+        "/vms/990001": {TESTER: {"PVEVMUser": 1}},
+    }
+    assert ({*access.secrets}, {*access.own_roles}, access.warnings) == ({TESTER_TOKEN}, {"GuestwardScratch"}, [])
 
 
 def test_a_node_that_is_gone(installed: Host) -> None:
