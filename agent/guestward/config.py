@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from guestward.model.rules import Rules
+from guestward.model.usercfg import TOKEN_ID, USER_ID
 
 DEFAULT_FILE = Path("/etc/guestward/guestward.toml")
 LONGEST = 366 * 86400.0
@@ -107,7 +108,6 @@ def _list_of(parse: Callable[[object], T], *, least: int = 0) -> Callable[[objec
 
 
 _NODE = r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
-_TOKEN_ID = r"[^\s:/!@]+@[A-Za-z][A-Za-z0-9.\-_]+![A-Za-z][A-Za-z0-9.\-_]+"  # noqa: S105 - the form of an id, not a secret
 _TOKEN = "USER@REALM!TOKEN, with a realm and a token of 2 characters or more"  # noqa: S105
 _POOL = r"[A-Za-z][A-Za-z0-9.\-_]*(/[A-Za-z][A-Za-z0-9.\-_]*){0,2}"
 
@@ -141,7 +141,7 @@ class PveSection:
     node: str = _key(
         _matching(_NODE, "a node name"), "auto", 'This node\'s name; "auto" is the host name up to the first dot, as PVE has it.'
     )
-    token_id: str | None = _key(_matching(_TOKEN_ID, _TOKEN), None, "The API token's id, as in `guestward-pve1@pve!agent`. Required.")
+    token_id: str | None = _key(_matching(TOKEN_ID, _TOKEN), None, "The API token's id, as in `guestward-pve1@pve!agent`. Required.")
     token_file: Path | None = _key(
         _path, None, "File with the token's secret on one line. Without it: the systemd credential `token`, then `/etc/guestward/token`."
     )
@@ -203,15 +203,19 @@ class LocksSection:
 
 @dataclass(frozen=True, slots=True)
 class ScratchSection:
-    """`[scratch]`: the band of scratch guests. No duty ever starts a guest in it; teardown itself is not part of this version."""
+    """`[scratch]`: the band of scratch guests. No duty ever starts a guest in it, and what a restore test leaves there is torn down."""
 
     first: int = _key(_number(100, 999999999), 990000, "First VMID of the band.")
     last: int = _key(_number(100, 999999999), 990009, "Last VMID of the band.")
     tag: str = _key(
         _matching(r"[a-z0-9_][a-z0-9_\-+.]*", "a PVE tag in lower case"), "guestward-scratch", "A guest in the band with this tag is ours."
     )
-    origins: tuple[str, ...] = _key(_list_of(_matching(_TOKEN_ID, _TOKEN)), [], "Tokens whose restores into the band are ours.")
-    grantees: tuple[str, ...] = _key(_list_of(_matching(_TOKEN_ID, _TOKEN)), [], "Other tokens whose grants in the band are kept.")
+    origins: tuple[str, ...] = _key(_list_of(_matching(TOKEN_ID, _TOKEN)), [], "Tokens whose restores into the band are ours.")
+    grantees: tuple[str, ...] = _key(
+        _list_of(_matching(f"{TOKEN_ID}|{USER_ID}", f"{_TOKEN}, or USER@REALM")),
+        [],
+        "Others whose grants in the band are put back with ours, as the restore tester's: a token, with it its user, or a user.",
+    )
     min_age: float = _key(_at_least(0), "2h", "A leftover is not touched before this long after the last task on it.")
     interval: float = _key(_at_least(1), "5m", "Time between two looks at the band.")
 
@@ -289,6 +293,9 @@ class Config:
             lock_recovery=self.locks.recover == "prove",
             lock_confirm=self.locks.confirm,
             lock_warn_after=self.locks.warn_after,
+            scratch_tag=self.scratch.tag,
+            scratch_origins=frozenset(self.scratch.origins),
+            scratch_min_age=self.scratch.min_age,
         )
         object.__setattr__(self, "_rules", rules)
 

@@ -27,6 +27,7 @@ from guestward.config import Config, ConfigError, load
 from guestward.duties.agent import Agent
 from guestward.duties.env import Env, Report
 from guestward.model.events import Event
+from guestward.model.scratch import ScratchBand
 from guestward.model.task import bounded
 from guestward.ports import Board
 
@@ -68,7 +69,8 @@ class Daemon:
             self.journal.protect(value)
             return value
 
-        return ProxmoxPve(config.pve, node, read_secret, self.clock)
+        band = ScratchBand(config.scratch.first, config.scratch.last)
+        return ProxmoxPve(config.pve, node, read_secret, self.clock, band=band)
 
     def run(self) -> int:
         """Watch until a signal ends it. Returns the exit code."""

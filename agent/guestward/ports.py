@@ -14,6 +14,7 @@ from guestward.model.locks import LockDecision
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
+from guestward.model.scratch import ScratchDecision, ScratchId
 from guestward.model.task import Task, TaskStatus, Upid
 
 
@@ -100,6 +101,10 @@ class Pve(Protocol):
         """The same of vzdumps alone: 500 of them reach back further than 500 tasks of any type."""
         ...
 
+    def past_tasks_of(self, vmid: int, *, deadline: float) -> tuple[Task, ...]:
+        """The newest ended tasks of one VMID, in the order in which they ended, newest first."""
+        ...
+
     def privileges(self, *, deadline: float) -> Mapping[str, Mapping[str, bool]]:
         """`GET /access/permissions`: path -> privilege -> whether it is handed down. A key means that it is held (pve-facts E3)."""
         ...
@@ -133,6 +138,25 @@ class Pve(Protocol):
 
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """`POST .../status/start`, sent once. Raises PveRefused, PveUnreachable or PveAnswerLost."""
+        ...
+
+    def stop_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """`POST .../status/stop` of a guest in the band, sent once. Raises as `start` does."""
+        ...
+
+    def destroy_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """`DELETE /nodes/N/KIND/VMID?purge=1` of a guest in the band, sent once. Raises as `start` does.
+
+        Never with `destroy-unreferenced-disks`, which would free the volumes of another cluster on a storage that both use.
+        """
+        ...
+
+    def volume_storages(self, *, deadline: float) -> Mapping[str, bool]:
+        """`GET /nodes/N/storage`: enabled storages that may hold volumes of guests -> whether they are active."""
+        ...
+
+    def volumes(self, storage: str, scratch: ScratchId, *, deadline: float) -> tuple[str, ...]:
+        """`GET /nodes/N/storage/S/content?vmid=V`: volumes with that VMID; PVE shows them to whoever may see storage and guest."""
         ...
 
 
@@ -280,3 +304,4 @@ class Board:
     required: tuple[str, ...] = ()
     ended: bool = False
     locks: tuple[LockDecision, ...] = ()
+    scratch: tuple[ScratchDecision, ...] = ()

@@ -14,10 +14,13 @@ from urllib.parse import unquote
 from guestward.adapters import pve as adapter
 from guestward.adapters.pve import ProxmoxPve
 from guestward.config import PveSection
+from guestward.model.scratch import ScratchBand
 
 FOLDER = Path(__file__).parent / "recorded"
 VERSIONS = ("8.4", "9.1", "9.2")
 TOKEN = "guestward@pve!agent"
+# Recorded are stops and destroys of whatever VMID; what may be sent at all is tested in tests/unit/test_scratch_requests.py.
+EVERY_VMID = ScratchBand(100, 999_999_999)
 # The role of the token in the recorded calls.
 ROLE = (
     *("VM.Allocate", "VM.Audit", "VM.Backup", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.Memory", "VM.Config.Network"),
@@ -83,7 +86,7 @@ def replayed(answer: Recorded) -> Iterator[tuple[ProxmoxPve, list[str]]]:
         asked.append(f"{request.method} {unquote(request.path_url).removeprefix('/api2/json').partition('?')[0]}")
         return adapter._Answer(answer.code, answer.words, answer.body.encode())
 
-    client = ProxmoxPve(PveSection(token_id=TOKEN), "pve1", lambda: "5ec2e700-1111-4222-8333-abcdefabcdef", _Clock())
+    client = ProxmoxPve(PveSection(token_id=TOKEN), "pve1", lambda: "5ec2e700-1111-4222-8333-abcdefabcdef", _Clock(), band=EVERY_VMID)
     with mock.patch.object(adapter._Transport, "_once", once):
         yield client, asked
     client.close()

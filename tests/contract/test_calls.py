@@ -14,7 +14,7 @@ from guestward.model.task import Error, Ok, Running, Task, Unknown, Upid
 from guestward.ports import PveAnswerLost, PveError, PveRefused, PveUnreachable
 from guestward.sim.doors import SimPve
 from guestward.sim.world import World
-from tests.contract.recordings import ROLE, TOKEN, VERSIONS, Ask, Recorded, load, replayed
+from tests.contract.recordings import EVERY_VMID, ROLE, TOKEN, VERSIONS, Ask, Recorded, load, replayed
 
 CT, OTHER = GuestId(GuestKind.LXC, 101), GuestId(GuestKind.LXC, 102)
 VM = GuestId(GuestKind.QEMU, 200)
@@ -79,7 +79,7 @@ def both(*steps: Prepare) -> Prepare:
 
 
 def history(recorded: Recorded, *, foreign: bool) -> Prepare:
-    """The tasks of a recorded list, oldest first; foreign: and one of root's that the list leaves out."""
+    """The tasks of a recorded list, oldest first; foreign: and some that the list leaves out, of root or of another VMID."""
 
     def do(world: World) -> None:
         with replayed(recorded) as (client, _):
@@ -87,6 +87,8 @@ def history(recorded: Recorded, *, foreign: bool) -> Prepare:
         for row in reversed(rows):
             text = "OK" if row.status == Ok() else row.status.detail if isinstance(row.status, (Error, Unknown)) else "?"
             world.task(row.upid.type, row.upid.id, row.upid.user, said=text)
+            if recorded.id.startswith("tasks-of-a-guest"):
+                world.task("vzstop", "1010", TOKEN, said="OK")
             if foreign:
                 world.task("vzstop", "101", ROOT, said="OK")
 
@@ -121,6 +123,26 @@ def past(pve: Any) -> object:
     return pve.past_tasks(deadline=1e9)
 
 
+def past_of(pve: Any) -> object:
+    return pve.past_tasks_of(101, deadline=1e9)
+
+
+def destroy(guest: GuestId) -> Ask:
+    return lambda pve: pve.destroy_scratch(guest.kind, EVERY_VMID.claim(guest.vmid), deadline=1e9)
+
+
+def stop(guest: GuestId) -> Ask:
+    return lambda pve: pve.stop_scratch(guest.kind, EVERY_VMID.claim(guest.vmid), deadline=1e9)
+
+
+def storages(pve: Any) -> object:
+    return pve.volume_storages(deadline=1e9)
+
+
+def volumes(vmid: int) -> Ask:
+    return lambda pve: pve.volumes("local", EVERY_VMID.claim(vmid), deadline=1e9)
+
+
 def task(of: Callable[[World], Upid]) -> Ask:
     """Of the recorded task for the client, of the world's own for the simulated host."""
     return lambda pve: pve.task(of(pve.world) if isinstance(pve, SimPve) else NEVER, deadline=1e9)
@@ -135,6 +157,17 @@ def started(guest: GuestId, after: float) -> Callable[[World], Upid]:
     def do(world: World) -> Upid:
         upid = SimPve(world).start(guest, deadline=1e9)
         world.advance(after)
+        return upid
+
+    return do
+
+
+def destroyed(guest: GuestId) -> Callable[[World], Upid]:
+    """It is destroyed, and that is over."""
+
+    def do(world: World) -> Upid:
+        upid = SimPve(world).destroy_scratch(guest.kind, EVERY_VMID.claim(guest.vmid), deadline=1e9)
+        world.advance(10.0)
         return upid
 
     return do
@@ -160,6 +193,31 @@ def a_vm_of_the_band(world: World) -> None:
     world.add(990003, "qemu", pool=None)
 
 
+def granted(*privileges: str, who: str = "both") -> Prepare:
+    """Nothing but that on the path of CT 990000."""
+
+    def do(world: World) -> None:
+        world.acl.wipe(SCRATCH.vmid)
+        for privilege in privileges:
+            world.acl.grant(privilege, f"/vms/{SCRATCH.vmid}", who)
+
+    return do
+
+
+def scratch(vmid: int, kind: str = "lxc", **traits: Any) -> Prepare:
+    """Another guest of the band."""
+    return lambda world: world.add(vmid, kind, **{"running": False, "pool": None} | traits)
+
+
+def with_trait(name: str) -> Prepare:
+    return lambda world: setattr(world.guests[SCRATCH.vmid], name, True)
+
+
+def granted_on_all_guests(world: World) -> None:
+    granted()(world)
+    world.acl.grant("VM.Allocate", "/vms")
+
+
 def restored(world: World) -> None:
     world.restore(990004, TOKEN)
     world.guests[990004].storages = frozenset({"btr"})
@@ -173,6 +231,7 @@ def of_root(world: World) -> Upid:
 
 NOTHING: Prepare = lambda world: None  # noqa: E731
 GONE = GuestId(GuestKind.LXC, 990007)
+SCRATCH, SCRATCH_VM = GuestId(GuestKind.LXC, 990000), GuestId(GuestKind.QEMU, 990002)
 CASES: Mapping[str, tuple[Prepare, Ask]] = {
     **dict.fromkeys(
         ("unknown-token-id", "wrong-secret", "user-disabled", "user-expired", "token-expired"), (no_login, guests(GuestKind.LXC))
@@ -223,6 +282,32 @@ CASES: Mapping[str, tuple[Prepare, Ask]] = {
     "snapshots": (lambda world: world.snapshot(101, "pre1"), snapshots(CT)),
     "snapshots-after-a-killed-backup": (killed, snapshots(CT)),
     "config-restored": (restored, config(GuestId(GuestKind.LXC, 990004))),
+    "destroy-not-granted": (granted(), destroy(SCRATCH)),
+    "destroy-granted-to-the-token-only": (granted(*ROLE, who="token"), destroy(SCRATCH)),
+    "destroy-granted-to-the-user-only": (granted(*ROLE, who="user"), destroy(SCRATCH)),
+    "destroy-without-vm-allocate": (granted(*(name for name in ROLE if name != "VM.Allocate")), destroy(SCRATCH)),
+    "destroy-no-such-guest": (NOTHING, destroy(GuestId(GuestKind.LXC, 990005))),
+    "destroy-no-such-guest-not-granted": (NOTHING, destroy(GuestId(GuestKind.LXC, 777))),
+    "destroy-running": (partial(running, vmid=990000), destroy(SCRATCH)),
+    "destroy-locked": (partial(locked, vmid=990000), destroy(SCRATCH)),
+    "destroy-protected": (with_trait("protection"), destroy(SCRATCH)),
+    "destroy": (NOTHING, destroy(SCRATCH)),
+    "destroy-task-at-the-end": (NOTHING, task(destroyed(SCRATCH))),
+    "destroy-again": (destroyed(SCRATCH), destroy(SCRATCH)),
+    "destroy-after-a-new-restore": (both(destroyed(SCRATCH), scratch(990000)), destroy(SCRATCH)),
+    "destroy-granted-on-all-guests": (granted_on_all_guests, destroy(SCRATCH)),
+    "destroy-in-a-pool": (scratch(990001, pool="guestward"), destroy(GuestId(GuestKind.LXC, 990001))),
+    "destroy-vm": (scratch(990002, "qemu"), destroy(SCRATCH_VM)),
+    "destroy-vm-task-at-the-end": (scratch(990002, "qemu"), task(destroyed(SCRATCH_VM))),
+    "destroy-of-the-wrong-kind": (a_vm_of_the_band, destroy(GuestId(GuestKind.LXC, 990003))),
+    "destroy-with-purge": (scratch(990004), destroy(GuestId(GuestKind.LXC, 990004))),
+    "stop-while-stopped": (NOTHING, stop(CT)),
+    "stop": (scratch(990004, running=True), stop(GuestId(GuestKind.LXC, 990004))),
+    "stop-vm": (partial(running, vmid=200), stop(VM)),
+    "storages-without-datastore-audit": (NOTHING, storages),
+    "volumes": (lambda world: world.acl.grant("Datastore.Audit", "/storage/local"), volumes(200)),
+    "tasks-of-a-guest-without-sys-audit": (NOTHING, past_of),
+    "tasks-of-a-guest-with-sys-audit": (sees_tasks, past_of),
 }
 
 
@@ -231,7 +316,7 @@ def fact(value: object) -> object:
     if isinstance(value, Mapping):
         return {id: fact(row) for id, row in value.items()}
     if isinstance(value, tuple):
-        rows = [fact(row) for row in value]
+        rows: list[object] = [fact(row) for row in value]
         return sorted(rows, key=repr) if all(isinstance(row, Member) for row in value) else rows
     if isinstance(value, ListedGuest):
         return value.id, value.name, value.running, value.pid is None, value.up_since is None, value.lock, value.template
@@ -243,7 +328,7 @@ def fact(value: object) -> object:
         return fact(value.upid), value.status, value.endtime is None
     if isinstance(value, Upid):
         return value.node, value.type, value.id, value.user
-    assert isinstance(value, (Resources, Member, Ok, Running, Error, Unknown, str)), value
+    assert isinstance(value, (Resources, Member, Ok, Running, Error, Unknown, str, bool)), value
     return value
 
 
@@ -262,7 +347,12 @@ def test_call(version: str, id: str) -> None:
     prepare, ask = CASES[id]
     with replayed(recorded) as (client, asked):
         of_pve, said = outcome(ask, client)
-    if id not in ("unknown-node", *SIMPLIFIED) and "-task" not in id and not id.startswith(("task", "foreign")):
+    if (
+        id not in ("unknown-node", *SIMPLIFIED)
+        and "-task-" not in id
+        and not id.endswith("-task")
+        and not id.startswith(("task", "foreign"))
+    ):
         assert asked == [recorded.path], "the client asks for something else than what was recorded"
     if id in SIMPLIFIED:
         assert recorded.words in said
@@ -326,3 +416,33 @@ def test_without_pveproxy_nothing_is_asked() -> None:
     world.api.down()
     assert outcome(start(CT), SimPve(world))[0] == (PveUnreachable, 0)
     assert not world.tasks and not world.archive
+
+
+def test_gone_and_forbidden_look_the_same_to_the_token() -> None:
+    """C46: after a destroy the grant is gone too, so that a second request is refused as one for a guest that is still there."""
+    said = {
+        RECORDED[version][id].status
+        for version in VERSIONS
+        for id in ("destroy-again", "destroy-not-granted", "destroy-after-a-new-restore")
+    }
+    assert said == {"403 Permission check failed (/vms/990000, VM.Allocate)"}
+    world = host()
+    destroyed(SCRATCH)(world)
+    assert 990000 not in world.guests and outcome(destroy(SCRATCH), SimPve(world))[0] == (PveRefused, 403)
+    world.add(990000, pool=None, running=False)
+    assert outcome(destroy(SCRATCH), SimPve(world))[0] == (PveRefused, 403)
+    assert 990000 in world.guests
+
+
+def test_what_a_destroy_takes_with_it() -> None:
+    """The grants on its own path and its place in the pool, recorded in the same scenario; a grant on /vms stays."""
+    world = host()
+    world.add(990001, pool="guestward", running=False)
+    world.acl.grant("Pool.Audit", "/pool/guestward")
+    granted_on_all_guests(world)
+    assert GuestId(GuestKind.LXC, 990001) in [member.id for member in SimPve(world).members("guestward", deadline=1e9)]
+    for vmid in (990000, 990001):
+        destroyed(GuestId(GuestKind.LXC, vmid))(world)
+    held = SimPve(world).privileges(deadline=1e9)
+    assert "/vms/990001" not in held and "VM.Allocate" in held["/vms"]
+    assert [member.id for member in SimPve(world).members("guestward", deadline=1e9)] == [CT, VM]

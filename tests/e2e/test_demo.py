@@ -23,7 +23,7 @@ import pytest
 from guestward.demo import play
 
 DEMO = (sys.executable, "-m", "guestward", "demo")
-QUICK = "import sys; from guestward.demo.play import Pace, play; sys.exit(play('json', Pace(1, 0.3, (0.3, 0.3, 0.3), 1)))"
+QUICK = "import sys; from guestward.demo.play import Pace, play; sys.exit(play('json', Pace(1, 0.3, (0.3, 0.3, 0.3), 1, 1)))"
 
 # Of the text form, in this order.
 PROMISED = (
@@ -46,6 +46,18 @@ PROMISED = (
     r"agent +snapshot_deleted +shop +lxc/105 has no snapshot",
     r"agent +start_result +shop +lxc/105 start 1: started",
     r"host +shop is running, with pid \d+; lock: none; snapshots: none",
+    r"host +restic@pve!restore restores a backup as 990000",
+    r"agent +scratch_found +CT990000 +lxc/990000 is a scratch guest of ours: vzrestore by",
+    r"host +The root helper, asked by the agent, looks for itself",
+    r"host +PVE destroys lxc/990000",
+    r"agent +grant_restored +the token has all its grants on /vms/990000 again",
+    r"agent +scratch_leftover +CT990000 +ERROR lxc/990000 is destroyed, but volumes",
+    r"host +Somebody reads that ERROR and does what it says: pvesm free",
+    r"host +restic@pve!restore has its grant again",
+    r"agent +scratch_found +ct990000",
+    r"host +PVE stops lxc/990000",
+    r"agent +grant_restored",
+    r"agent +scratch_destroyed +ct990000 +lxc/990000 is destroyed and nothing is left of it",
     r"host +root@pam stops lab",
     r"agent +guest_down +lab +lxc/102 is down: onboot_off",
     r"host +The process of db dies",
@@ -56,16 +68,21 @@ PROMISED = (
     r"agent +daemon_stopping",
     r"ok   web runs again, by exactly one start",
     r"ok   shop was unlocked once",
+    r"ok   what the restore tests left was torn down twice over",
     r"web +It was down for \d+\.\d s",
     r"shop +It was down for \d+\.\d s",
+    r"scratch +The dead restore's guest was destroyed after \d+\.\d s",
     r"`guestward locks` said",
     r"lxc/105 +shop +backup +\d+ s +a backup +owned",
+    r"`guestward scratch list` said",
+    r"lxc/990000 +CT990000 +\w+ .*vzrestore by restic@pve!restore",
     r"`guestward status` said",
     r"lxc/102 +lab +stopped +onboot_off",
     r"`guestward explain 103`",
     r"exhausted +DECIDES",
     r"http://127\.0\.0\.1:\d+/metrics said",
     r'guestward_start_attempts_total\{id="qemu/103",outcome="failed"\} 3\.0',
+    r"guestward_scratch_leftovers 0\.0",
     r"docs/events\.md",
     r"guestward check",
 )
@@ -196,7 +213,7 @@ class TestPlayed:
             assert (line["record"] is not None) == (line["who"] == "agent")
         agent = [line for line in lines if line["who"] == "agent"]
         assert all((line["event"], line["text"]) == (line["record"]["event"], line["record"]["message"]) for line in agent)
-        assert [line["event"] for line in agent if line["level"] == "error"] == ["given_up"]
+        assert [line["event"] for line in agent if line["level"] == "error"] == ["scratch_leftover", "given_up"]
         assert [line["t"] for line in lines] == sorted(line["t"] for line in lines)
         assert (last["schema"], last["node"]) == (1, "pve1")
 
@@ -212,7 +229,10 @@ class TestPlayed:
         assert data["measured"]["shop"]["starts"] == 1
         assert data["measured"]["shop"]["down_s"] == pytest.approx(at["shop_up"] - at["shop_down"], abs=0.01)
         assert data["measured"]["db"]["starts"] == 3
-        assert len(data["metrics"]) == 7
+        scratch = data["measured"]["scratch"]
+        assert scratch["destroys"] == 2 and 0 < scratch["cleared_after_s"] < scratch["destroyed_after_s"]
+        assert scratch["destroyed_after_s"] == pytest.approx(at["destroyed"] - at["restore_dies"], abs=0.01)
+        assert len(data["metrics"]) == 9
 
 
 class TestEnded:
@@ -282,6 +302,7 @@ def test_without_fakepve_it_says_what_to_install(output: str) -> None:
 
 
 WEB, SHOP, LAB, DB, MAIL = (cast.vmid for cast in play.CAST)
+SLOT = play.SLOT.vmid
 GOOD = play.Evidence(
     records=[
         (21.0, {"event": "start_attempt", "vmid": WEB}),
@@ -289,20 +310,26 @@ GOOD = play.Evidence(
         (27.0, {"event": "lock_stale", "vmid": SHOP, "level": "warn"}),
         (28.0, {"event": "unlocked", "vmid": SHOP}),
         (29.0, {"event": "snapshot_deleted", "vmid": SHOP}),
-        *((30.0 + n, {"event": "start_attempt", "vmid": DB}) for n in range(3)),
-        *((30.5 + n, {"event": "start_result", "vmid": DB, "level": "warn"}) for n in range(3)),
+        (31.0, {"event": "scratch_leftover", "vmid": SLOT, "level": "error", "volumes": ["disk-0"]}),
+        (35.0, {"event": "scratch_destroyed", "vmid": SLOT}),
+        *((36.0 + n, {"event": "start_attempt", "vmid": DB}) for n in range(3)),
+        *((36.5 + n, {"event": "start_result", "vmid": DB, "level": "warn"}) for n in range(3)),
         (40.0, {"event": "given_up", "vmid": DB, "level": "error"}),
     ],
     moments={
         **{"web_down": 5, "backup_ends": 20, "web_up": 23, "shop_down": 24, "archive_ends": 26, "shop_up": 30},
-        **{"lab_down": 24, "db_down": 25, "agent_asked_to_end": 50},
+        **{"restore_dies": 26, "lock_cleared": 29, "destroyed": 30, "tester_dies": 32},
+        **{"lab_down": 35, "db_down": 35, "agent_asked_to_end": 50},
     },
-    effects=[("start", WEB), ("start", SHOP), *[("start", DB)] * 3],
-    programs=list(play.CLEARED),
+    effects=[("start", WEB), ("start", SHOP), *((verb, SLOT) for verb in play.TORN_DOWN), *[("start", DB)] * 3],
+    programs=[*play.CLEARED, f"pct unlock {SLOT}", *[f"pveum acl modify /vms/{SLOT} --users u --tokens t"] * 2],
     running=frozenset({WEB, SHOP, MAIL}),
     sweeps={"complete": 20, "incomplete": 0, "aborted": 0},
     requests=100,
     exit_code=0,
+    left=("disk-0",),
+    rest=(),
+    granted=True,
 )
 
 
@@ -320,15 +347,21 @@ GOOD = play.Evidence(
         ({"effects": [*GOOD.effects, ("start", LAB)]}, "lab stays down"),
         ({"effects": [*GOOD.effects, ("start", DB)]}, "db was started exactly three times"),
         ({"effects": GOOD.effects[:-1]}, "db was started exactly three times"),
-        ({"records": [*GOOD.records, (41.0, {"event": "store_failed", "level": "error"})]}, "db was given up with one ERROR"),
-        ({"records": [*GOOD.records, GOOD.records[-1]]}, "db was given up with one ERROR"),
+        ({"records": [*GOOD.records, (41.0, {"event": "store_failed", "level": "error"})]}, "a person was called twice"),
+        ({"records": [*GOOD.records, GOOD.records[-1]]}, "a person was called twice"),
+        ({"effects": [*GOOD.effects, ("destroy", SLOT)]}, "what the restore tests left was torn down"),
+        ({"effects": [*GOOD.effects, ("stop", 700)]}, "what the restore tests left was torn down"),
+        ({"programs": GOOD.programs[:-1]}, "the grants that PVE deleted"),
+        ({"granted": False}, "the grants that PVE deleted"),
+        ({"left": ()}, "the volume that was left was named"),
+        ({"rest": ("disk-0",)}, "the volume that was left was named"),
         ({"effects": [*GOOD.effects, ("shutdown", MAIL)]}, "mail ran all the time"),
         ({"exit_code": -9}, "the agent ended in good order"),
     ],
 )
 def test_a_promise_that_is_broken_is_told_and_fails(capsys: pytest.CaptureFixture[str], changed: dict[str, Any], broken: str) -> None:
     seen = dataclasses.replace(GOOD, **changed)
-    code = play.say_outcome(play.TextPrinter(), seen, play.Views("", "", "", []), 1)
+    code = play.say_outcome(play.TextPrinter(), seen, play.Views("", "", "", "", []), 1)
     out = capsys.readouterr().out
     assert code == (1 if broken else 0)
     assert out.count("  NOT  ") == (1 if broken else 0)

@@ -277,6 +277,9 @@ def test_destroy_takes_the_grants_of_that_vmid_along(host: PveHost, api: Client)
     ("kind", "config", "reason"),
     [
         ("lxc", {"lock": "backup"}, "CT is locked (backup)"),
+        ("lxc", {"lock": "create", "protection": 1}, "can't remove CT 990001 - protection mode enabled"),
+        ("lxc", {"lock": "create", "ha": "stopped"}, "CT is locked (create)"),
+        ("qemu", {"ha": "started", "status": "running"}, "unable to remove VM 990001 - used in HA resources and purge parameter not set."),
         ("lxc", {"protection": 1}, "can't remove CT 990001 - protection mode enabled"),
         ("lxc", {"status": "running"}, "unable to destroy CT 990001 - container is running"),
         ("qemu", {"status": "running"}, "VM 990001 is running - destroy failed"),
@@ -288,10 +291,73 @@ def test_destroy_is_refused(host: PveHost, api: Client, kind: str, config: dict[
     assert host.effects() == []
 
 
-def test_leftover_volumes_stay_in_the_storage(host: PveHost, api: Client) -> None:
+def test_a_vms_lock_is_told_by_the_task_only(host: PveHost, api: Client) -> None:
+    host.add_guest(990001, "qemu", pool=None, status="stopped", lock="create")
+    assert api.end("DELETE", "/nodes/pve1/qemu/990001", purge=1) == "VM is locked (create)"
+    host.lock(990001, "suspended")
+    assert api.end("DELETE", "/nodes/pve1/qemu/990001", purge=1) == "OK"
+    assert host.volumes(990001) == []
+
+
+def test_destroy_by_force_stops_a_container(host: PveHost, api: Client) -> None:
+    host.add_guest(990001, pool=None)
+    assert api("DELETE", "/nodes/pve1/lxc/990001", skiplock=1).status_code == 400
+    assert api.end("DELETE", "/nodes/pve1/lxc/990001", force=1, purge=1) == "OK"
+
+
+def test_leftover_volumes_stay_in_the_storage_and_show_with_the_grant_alone(host: PveHost, api: Client) -> None:
     host.add_guest(990002, "qemu", pool=None, status="stopped", leaves_volumes=True)
     assert api.end("DELETE", "/nodes/pve1/qemu/990002") == "WARNINGS: 1"
-    assert [row["volid"] for row in api.get("/nodes/pve1/storage/local-lvm/content", vmid=990002)] == ["local-lvm:vm-990002-disk-0"]
+    content = "/nodes/pve1/storage/local-lvm/content"
+    assert api.get(content, vmid=990002) == []  # PVE leaves it out in silence: the grant went with the guest
+    host.regrant(990002)
+    assert [row["volid"] for row in api.get(content, vmid=990002)] == ["local-lvm:vm-990002-disk-0"]
+    assert [row["storage"] for row in api.get("/nodes/pve1/storage", enabled=1)] == ["local", "local-lvm"]
+    host.revoke("Datastore.Audit", "/storage")
+    assert line(api("GET", content, vmid=990002))[0] == 403 and api.get("/nodes/pve1/storage", enabled=1) == []
+
+
+def test_a_killed_restore_leaves_a_lock_and_an_orphan(host: PveHost, api: Client) -> None:
+    """Timelines 8n."""
+    by, content = "restic@pve!restore", "/nodes/pve1/storage/local-lvm/content"
+    host.create(990000, by=by, how="restore", killed=True)
+    assert conf(host, 990000) == "lock: create\n"
+    row = api.row("/nodes/pve1/lxc", 990000)
+    assert (row["name"], row["status"], row["lock"]) == ("CT990000", "stopped", "create")
+    (task,) = api.get("/nodes/pve1/tasks", source="archive", vmid=990000)
+    assert (task["type"], task["user"], task["tokenid"], task["status"]) == ("vzrestore", "restic@pve", "restore", "unexpected status")
+    assert api.end("POST", "/nodes/pve1/lxc/990000/status/start") == "CT is locked (create)"
+    for force in ({}, {"force": 1}):
+        assert line(api("DELETE", "/nodes/pve1/lxc/990000", **force)) == (500, "CT is locked (create)")
+    host.unlock(990000)
+    assert api.end("DELETE", "/nodes/pve1/lxc/990000", purge=1) == "OK"
+    assert host.volumes(990000) == ["local-lvm:vm-990000-disk-0"] and api.get(content, vmid=990000) == []
+
+    host.regrant(990000)
+    host.create(990000, by=by, how="restore")
+    volumes = {row["volid"]: row["content"] for row in api.get(content, vmid=990000)}
+    assert volumes == dict.fromkeys(("local-lvm:vm-990000-disk-0", "local-lvm:vm-990000-disk-1"), "rootdir")
+    assert api.end("DELETE", "/nodes/pve1/lxc/990000", **{"destroy-unreferenced-disks": 1}) == "OK"
+    assert host.volumes(990000) == []
+
+
+def test_pveum_puts_back_what_a_destroy_wiped(host: PveHost, api: Client) -> None:
+    """And nothing else does: user.cfg has the entries of the band and those who PVE knows."""
+    tester = "restic@pve!restore"
+    host.add_grantee(tester)
+    users = host.root / "etc/pve/user.cfg"
+    assert f"acl:1:/vms/990003:{tester}:GuestwardScratch:" in users.read_text()
+    host.create(990003)
+    host.join_pool(990003)
+    api.end("DELETE", "/nodes/pve1/lxc/990003", purge=1)
+    assert "/vms/990003:" not in users.read_text() and "990003" not in users.read_text()
+    assert not host.held(ME, "/vms/990003") and not host.held(tester, "/vms/990003")
+    lists = ("--users", f"{ME.partition('!')[0]},restic@pve", "--tokens", f"{ME},{tester}")
+    command = [str(host.root / "usr/bin/pveum"), "acl", "modify", "/vms/990003", *lists, "--roles", "GuestwardScratch", "--propagate", "1"]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert api.get("/access/permissions", path="/vms/990003")["/vms/990003"].keys() == host.held(tester, "/vms/990003")
+    command[5] = "nobody@pve"
+    assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 255
 
 
 # ------------------------------------------------------------ pools, resources
@@ -750,6 +816,24 @@ def test_a_snapshot_is_deleted_by_a_task_and_a_failure_leaves_its_lock(host: Pve
     assert newest["upid"] in (host.root / "var/log/pve/tasks/active").read_text()
 
 
+ACL = ("pveum", "acl", "modify", "/vms/990000", "--users", "guestward@pve", "--tokens", "guestward@pve!agent")
+
+
+def test_grants_of_the_scratch_band_are_in_the_users_file_and_pveum_puts_them_back(host: PveHost, api: Client) -> None:
+    file = host.root / "etc/pve/user.cfg"
+    words = (*(word.replace("guestward@pve", host.token_id.partition("!")[0]) for word in ACL), "--roles", "GuestwardScratch")
+    assert file.read_text().count(":GuestwardScratch:\n") == 20
+    host.revoke("VM.Allocate", "/vms/990000")
+    assert "/vms/990000" not in file.read_text() and file.read_text().count(":GuestwardScratch:\n") == 18
+    host.program_fails("acl", "got timeout")
+    assert program(host, *words, "--propagate", "1") == (255, "", "ACL update failed: got timeout\n")
+    assert program(host, *words, "--propagate", "1") == (0, "", "")
+    assert file.read_text().count(":GuestwardScratch:\n") == 20
+    assert api.get("/access/permissions", path="/vms/990000")["/vms/990000"]["VM.Allocate"] == 1
+    host.quorum(False)
+    assert program(host, *words, "--propagate", "1")[0] == 13
+
+
 def test_a_program_that_is_killed_interrupts_its_task(host: PveHost, api: Client) -> None:
     host.snapshot(101, "vzdump")
     host.snapshot_deletion(30)
@@ -869,9 +953,9 @@ def test_a_new_guest_has_a_new_identity(host: PveHost, api: Client) -> None:
     old = host.guest(101)["config"]["net0"]
     host.destroy(101)
     assert 101 not in {row["vmid"] for row in api.get("/pools", poolid="guestward")[0]["members"]}
-    host.create(101, "lxc", by=ME, how="restore", killed=True)
-    assert host.guest(101)["config"]["net0"] != old and host.guest(101)["lock"] == "create"
-    assert api.get("/nodes/pve1/tasks", typefilter="vzrestore")[0]["status"] == "unexpected status"
+    host.create(101, "lxc", by=ME, how="restore")
+    assert host.guest(101)["config"]["net0"] != old
+    assert api.get("/nodes/pve1/tasks", typefilter="vzrestore")[0]["status"] == "OK"
 
 
 def test_control_groups_say_frozen(host: PveHost) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from guestward.model.decision import GateReason, Guard, Outcome
 from guestward.model.events import all_events
+from guestward.model.scratch import REFUSALS
 from guestward.sim.log import as_text
 from guestward.sim.run import Simulation
 from guestward.sim.scenario import load
@@ -91,7 +92,11 @@ def test_every_reason_closes_the_gate_in_some_scenario() -> None:
 
 
 def test_every_outcome_of_an_attempt_is_in_some_scenario() -> None:
-    assert {str(outcome) for outcome in Outcome} == words_of_all_logs(r"outcome=(\w+)")
+    assert {str(outcome) for outcome in Outcome} == words_of_all_logs(r"start_result .* outcome=(\w+)")
+
+
+def test_every_reason_for_which_a_scratch_guest_stays_is_in_some_scenario() -> None:
+    assert {verdict.value for verdict in REFUSALS} <= words_of_all_logs(r"scratch_refused .* verdict=(\w+)")
 
 
 def test_every_event_is_in_some_scenario() -> None:

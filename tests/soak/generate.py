@@ -9,6 +9,7 @@ from tests.soak import heal
 from tests.soak.episodes import EPISODES, STRANGERS, repairs, start_script
 from tests.soak.liveness import bounds
 from tests.soak.plan import BAND, DAY, HOUR, MINUTE, Plan, seconds
+from tests.soak.scratch import scratch
 from tests.soak.toml_text import Data
 
 LEFT_OUT = 0.35  # of the kinds of episodes in each scenario: those that are left meet each other more often
@@ -27,6 +28,7 @@ def generate(seed: int, days: float = 7) -> Data:
     if plan.chance(0.3):
         plan.deeds += [(0.0, do) for do in STRANGERS]
     _draw(plan, days)
+    scratch(plan, Random(f"scratch {seed}"))
     data: Data = {"summary": f"soak, seed {seed}", "until": "", "host": plan.host, "config": plan.config, "guest": plan.guests}
     faults = plan.ordered()
     healed = faults + heal.ends(plan, faults)

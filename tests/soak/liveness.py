@@ -22,6 +22,8 @@ from guestward.policy.gate import is_bulk
 from guestward.policy.recall import BIRTH_LOCKS
 from guestward.sim.guest import SimGuest
 from guestward.sim.helper import DELETE_TAKES
+from guestward.sim.monitors.past import Past
+from guestward.sim.monitors.scratch import proven_ours
 from guestward.sim.run import BrokenError, Simulation
 from guestward.sim.tasks import SimTask
 from guestward.sim.vzdump import SNAPSHOT, VZDUMP
@@ -87,12 +89,36 @@ def verify(sim: Simulation, data: Data) -> None:
     if not line.quiet or not _host_is_well(sim) or _interferes(sim, line):
         return
     for guest in sim.world.guests.values():
+        if _is_leftover(sim, guest, line):
+            raise BrokenError("liveness", RULE, f"{guest.id} is a leftover that nobody uses, and is still there: {_of_band(sim, guest)}")
         if not guest.running and _should_run(sim, guest) and not _in_its_way(sim, guest, line) and line.is_sure(sim, guest):
             message = f"{guest.id} should run for {line.limits.bound:.0f} s and does not; the agent's guard: {_guard(sim, guest)}"
             raise BrokenError("liveness", RULE, message)
         if _lock_is_provable(sim, guest, line) and line.is_sure_of_help(guest):
             message = f"{guest.id} has had the lock {guest.lock} of a dead vzdump for {line.limits.bound:.0f} s: {_thought(sim, guest)}"
             raise BrokenError("liveness", RULE, message)
+
+
+def _is_leftover(sim: Simulation, guest: SimGuest, line: TimeLine) -> bool:
+    """Whether it should have been torn down by now: proven ours, with nothing in the way, and no step of its teardown has failed."""
+    world, vmid, past = sim.world, guest.id.vmid, sim.monitors[0]
+    scratch = _config(line.data).scratch
+    if not scratch.first <= vmid <= scratch.last or not world.is_here(guest) or not isinstance(past, Past):
+        return False
+    facts = past.snap.guests.get(vmid)
+    waited = line.end - line.last >= scratch.min_age + line.limits.bound + 2 * scratch.interval
+    traits = facts is None or facts.protection or facts.template or facts.ha or facts.lock not in (None, "create", "destroyed")
+    held = any(hold.vmid in (None, vmid) for hold in sim.store.hold_list) or any(task.upid.id == str(vmid) for task in world.tasks)
+    tried = any(effect.vmid == vmid and effect.result != "ok" for effect in world.effects)
+    if facts is None or traits or held or tried or not waited or not proven_ours(past, facts):
+        return False
+    return world.boottime >= scratch.min_age + line.limits.bound + 2 * scratch.interval
+
+
+def _of_band(sim: Simulation, guest: SimGuest) -> str:
+    """What the agent thinks of it."""
+    decisions = sim.watch.state.scratch_decisions if sim.watch is not None else ()
+    return next((f"{found.verdict}: {found.evidence}" for found in decisions if found.id == guest.id), "nothing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from guestward.config import Config, ConfigError, duration, load, parse, sections
+from guestward.helper.trust import _KEYS
 
 FILE = Path("/etc/guestward/guestward.toml")
 TOKEN = {"pve": {"token_id": "guestward-pve1@pve!agent"}}
@@ -137,6 +138,11 @@ GOOD: list[tuple[str, str, Any, Any]] = [
     ("watchdog", "confirm", "0s", 0.0),
     ("locks", "recover", "report", "report"),
     ("scratch", "origins", ["restore@pve!test"], ("restore@pve!test",)),
+    ("scratch", "origins", ["bob@corp.org@oidc!t1", "root@pam!t1"], ("bob@corp.org@oidc!t1", "root@pam!t1")),
+    ("scratch", "grantees", ["tester@pve!t1", "bob@corp.org@oidc"], ("tester@pve!t1", "bob@corp.org@oidc")),
+    ("scratch", "tag", "our-scratch_1+x.y", "our-scratch_1+x.y"),
+    ("scratch", "min_age", "0s", 0.0),
+    ("scratch", "interval", "1s", 1.0),
     ("metrics", "listen", "[::1]:0", "[::1]:0"),
     ("metrics", "listen", "localhost:65535", "localhost:65535"),
     ("log", "level", "debug", "debug"),
@@ -204,7 +210,25 @@ BAD: list[tuple[str, Any, str]] = [
     ("scratch.first", 99, "from 100"),
     ("scratch.last", 989999, "smaller than scratch.first"),
     ("scratch.last", 990100, "more than 100"),
+    ("scratch.tag", "", "lower case"),
+    ("scratch.tag", "a;b", "lower case"),
+    ("scratch.tag", ["a"], "lower case"),
+    ("scratch.min_age", "-1s", "duration"),
+    ("scratch.interval", "0s", "from 1s to 366d"),
     ("scratch.origins", ["root@pam"], "USER@REALM!TOKEN"),
+    ("scratch.origins", "restore@pve!test", "list"),
+    ("scratch.origins", ["a@pve!aa", "a@pve!aa"], "twice"),
+    ("scratch.grantees", "tester@pve!t1", "list"),
+    ("scratch.grantees", [7], "USER@REALM"),
+    ("scratch.grantees", ["tester"], "USER@REALM"),
+    ("scratch.grantees", ["tester@pve!"], "USER@REALM"),
+    ("scratch.grantees", ["tester@pve!t"], "2 characters"),
+    ("scratch.grantees", ["a,b@pve"], "USER@REALM"),
+    ("scratch.grantees", ["-a@pve"], "USER@REALM"),
+    ("scratch.grantees", ["@a@pve"], "USER@REALM"),
+    ("scratch.grantees", ["a@pve\n"], "USER@REALM"),
+    ("scratch.grantees", ["a\x00b@pve"], "USER@REALM"),
+    ("scratch.grantees", ["a@pve", "a@pve"], "twice"),
     ("metrics.listen", "9612", "ADDRESS:PORT"),
     ("metrics.listen", "127.0.0.1:65536", "ADDRESS:PORT"),
     ("metrics.listen", "::1:9612", "ADDRESS:PORT"),
@@ -337,3 +361,9 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for what in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError):
             load(what)
+
+
+def test_the_root_helper_knows_the_same_keys() -> None:
+    """It reads the file by itself, and refuses what it does not know: an exclusion that is written wrong would exclude nobody."""
+    for name, keys in _KEYS.items():
+        assert {field.name for field in dataclasses.fields(sections()[name])} == set(keys)

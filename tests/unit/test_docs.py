@@ -16,6 +16,7 @@ from guestward import cli, config
 from guestward.adapters.metrics import METRICS
 from guestward.model.events import all_events
 from guestward.model.helper import HelperCode, Verb
+from guestward.model.scratch import ScratchVerdict
 from guestward.sim.guest import TRAITS
 from guestward.sim.scenario import HONOURED
 from guestward.sim.verbs import VERBS
@@ -59,6 +60,8 @@ def test_everything_is_on_its_page(generator: ModuleType) -> None:
     pages = generator.pages()
     for event in all_events():
         assert f"| `{event.name}` |" in pages["events.md"]
+    for verdict in ScratchVerdict:
+        assert f"| `{verdict}` |" in pages["events.md"]
     for metric in METRICS:
         assert f"| `guestward_{metric.name}` |" in pages["metrics.md"]
     for code in HelperCode:
@@ -70,6 +73,26 @@ def test_everything_is_on_its_page(generator: ModuleType) -> None:
     for verb in VERBS.values():
         form = verb.form.replace("|", "\\|")
         assert f"| `{form}` |" in pages["scenario-verbs.md"]
+
+
+def test_every_verb_of_the_helper_says_what_it_does(generator: ModuleType) -> None:
+    assert set(generator._VERBS) == set(Verb)
+
+
+def test_no_page_says_that_something_is_missing_that_is_there() -> None:
+    """Words that promise for later what this version does."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "agent/guestward/config.py"]
+    for page in pages:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        for sentence in re.split(r"(?<=[.:]) ", text):
+            later = re.search(r"not (yet|part of (it|this version)|built)\b|Not yet|acts on any of it yet", sentence)
+            assert later is None or not re.search(r"(?i)scratch|teardown|regrant", sentence), f"{page.name}: {sentence[:200]}"
+
+
+def test_the_readme_has_every_command() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in ("status", "explain", "hold", "release", "rearm", "locks", "scratch list", "scratch claim", "scratch teardown"):
+        assert f"`guestward {command}" in page
 
 
 def test_the_defaults_are_toml_that_is_accepted(generator: ModuleType) -> None:

@@ -290,7 +290,7 @@ def test_while_its_snapshot_is_being_deleted_it_is_left_to_lock_recovery() -> No
     """Unlock, delete, start: each step is over before the next begins, and the helper needs a moment until PVE locks the guest."""
     decision = decide(case(recovering=True))
     assert decision.guard is Guard.LOCKED
-    assert decision.evidence == "lock recovery is at work: the snapshot that vzdump left is being deleted"
+    assert decision.evidence == "lock recovery is at work on it"
     locked = replace(Scene(listed={"lock": "snapshot-delete"}).case(), recovering=True)
     assert decide(locked).evidence == "lock snapshot-delete"
     assert decide(case(recovering=False)).guard is Guard.START

@@ -241,7 +241,7 @@ def test_an_answer_that_is_there_counts_however_late(helper: Helper) -> None:
 
 
 def test_a_helper_has_time_for_a_delete_and_less_for_an_unlock() -> None:
-    assert ANSWERED_WITHIN == {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0}
+    assert ANSWERED_WITHIN == {Verb.UNLOCK: 30.0, Verb.DELETE_SNAPSHOT: 660.0, Verb.RELEASE_SCRATCH: 45.0, Verb.REGRANT: 75.0}
 
 
 def test_nothing_blocks_after_the_request(helper: Helper) -> None:

@@ -27,7 +27,10 @@ from guestward.model.events import Event, EventKind, Level
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.locks import LockDecision, LockVerdict
 from guestward.model.memory import Hold
+from guestward.model.scratch import ScratchDecision, ScratchVerdict
+from guestward.policy import rights
 from guestward.ports import Board, GuestLabel, Row
+from tests.unit.build import simulation
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
@@ -103,6 +106,7 @@ BOARD = Board(
     last_complete_wall=1_700_000_000.5,
     required=("VM.Audit on /pool/guestward", "Sys.Audit on /nodes/pve1"),
     lost=("Sys.Audit on /nodes/pve1", "VM.PowerMgmt on /pool/guestward"),
+    scratch=(ScratchDecision(GuestId(GuestKind.LXC, 990003), "x", ScratchVerdict.UNPROVEN, ""),),
 )
 
 
@@ -183,7 +187,7 @@ def test_guests_that_are_gone_disappear() -> None:
     metrics.show(replace(BOARD, rows=ROWS[:1]))
     assert [name for name in samples(metrics) if "id=lxc/102" in name] == []
     assert samples(metrics)["start_attempts_total{id=lxc/101,outcome=started}"] == 2
-    metrics.show(replace(BOARD, rows=()))
+    metrics.show(replace(BOARD, rows=(), scratch=()))
     assert [name for name in samples(metrics) if "id=" in name] == ["hold_active{id=node}"]
 
 
@@ -207,6 +211,68 @@ def test_locks_and_what_is_thought_of_them() -> None:
     assert of_locks(replace(board, at=1000.0, aborted="no answer")) == seen, "no lock grows older by not being seen"
     assert of_locks(replace(board, seen_at=None))["guest_locked_seconds{id=lxc/104,kind=backup}"] == 70.0
     assert of_locks(replace(board, rows=ROWS[:1], locks=())) == {}, "what was cleared takes its series with it"
+
+
+def scratch(vmid: int, verdict: ScratchVerdict, kind: GuestKind = GuestKind.LXC) -> ScratchDecision:
+    return ScratchDecision(GuestId(kind, vmid), "x", verdict, "")
+
+
+def of_scratch(board: Board) -> dict[str, float]:
+    metrics = Metrics()
+    metrics.show(board)
+    return {name: value for name, value in samples(metrics).items() if name.startswith("scratch_")}
+
+
+def test_scratch_guests() -> None:
+    found = (scratch(990003, ScratchVerdict.LEFTOVER), scratch(990004, ScratchVerdict.CLAIMED, GuestKind.QEMU))
+    seen = {
+        "scratch_verdict{id=lxc/990003,verdict=leftover}": 1.0,
+        "scratch_verdict{id=qemu/990004,verdict=claimed}": 1.0,
+        "scratch_leftovers{}": 1.0,
+    }
+    assert of_scratch(replace(BOARD, scratch=found)) == seen
+    assert of_scratch(replace(BOARD, scratch=found, aborted="no answer")) == seen, "the last look goes on"
+    assert of_scratch(replace(BOARD, scratch=())) == {"scratch_leftovers{}": 0.0}, "what is gone takes its series with it"
+
+
+def test_nobody_knows_of_leftovers_before_the_first_look() -> None:
+    assert of_scratch(replace(BOARD, seen_at=None, seen_wall=None, rows=(), scratch=(), aborted="no answer")) == {}
+
+
+@pytest.mark.parametrize("verdict", ScratchVerdict)
+def test_what_counts_as_left_over(verdict: ScratchVerdict) -> None:
+    """All but what somebody works with: what stays for ever, too, takes up a VMID of the band until a person comes."""
+    used = verdict in (ScratchVerdict.TASK, ScratchVerdict.CLAIMED, ScratchVerdict.HELD, ScratchVerdict.YOUNG)
+    assert of_scratch(replace(BOARD, scratch=(scratch(990003, verdict),)))["scratch_leftovers{}"] == (not used)
+
+
+def test_every_grant_of_the_band_is_shown() -> None:
+    of_band = rights.of_band(990000, 990009)
+    lost = ("VM.Allocate on /vms/990003", "VM.Audit on /vms/990003")
+    metrics = Metrics()
+    metrics.show(replace(BOARD, required=tuple(map(str, of_band)), lost=lost))
+    found = {name: value for name, value in samples(metrics).items() if name.startswith("permission_ok")}
+    assert found == {
+        f"permission_ok{{path=/vms/{vmid},privilege={privilege}}}": not (vmid == 990003 and privilege in ("VM.Allocate", "VM.Audit"))
+        for vmid in range(990000, 990010)
+        for privilege in rights.SCRATCH
+    }
+    metrics.show(replace(BOARD, required=tuple(map(str, of_band)), lost=()))
+    assert samples(metrics)["permission_ok{path=/vms/990003,privilege=VM.Allocate}"] == 1
+
+
+def test_the_agent_shows_what_became_of_the_band() -> None:
+    """By the real agent, in virtual time: a leftover, and what is seen of it and its grants before and after."""
+    sim = simulation()
+    sim.world.add(990003, pool=None, running=False, tags="guestward-scratch")
+    sim.run(1)
+    first = sim.store.board
+    assert first is not None and of_scratch(first)["scratch_leftovers{}"] == 1
+    sim.run(400)
+    last = sim.store.board
+    assert last is not None and 990003 not in sim.world.guests
+    assert of_scratch(last) == {"scratch_leftovers{}": 0.0}
+    assert {f"{privilege} on /vms/990003" for privilege in rights.SCRATCH} <= set(last.required) - set(last.lost)
 
 
 def test_counters_begin_at_zero_when_a_guest_is_seen_down() -> None:

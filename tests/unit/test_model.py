@@ -426,6 +426,59 @@ class TestSettings:
         assert GuestConfig.from_api(GuestKind(kind), values).storages == set(storages)
 
 
+class TestScratchTraits:
+    """tags, protection, base: what speaks for and against a teardown."""
+
+    @pytest.mark.parametrize(
+        ("text", "tags"),
+        [
+            ("guestward-scratch", {"guestward-scratch"}),
+            ("web;guestward-scratch;db", {"web", "guestward-scratch", "db"}),
+            ("web,db test", {"web", "db", "test"}),
+            (" web ;; db ,", {"web", "db"}),
+            ("GuestWard-Scratch", {"guestward-scratch"}),
+            ("web.x", {"web.x"}),
+            ("", set()),
+            (" ; ", set()),
+        ],
+    )
+    def test_tags(self, text: str, tags: set[str]) -> None:
+        """PVE takes all three separators, and does not tell capitals apart."""
+        assert lxc(tags=text).tags == qemu(tags=text).tags == tags
+
+    @pytest.mark.parametrize("text", ["1", "on", "yes", "TRUE"])
+    def test_protection(self, text: str) -> None:
+        assert lxc(protection=text).protection
+        assert not lxc(protection="0").protection
+
+    def test_absent_is_none_of_them(self) -> None:
+        for plain in (lxc(), qemu(), GuestConfig.from_api(GuestKind.LXC, {}), GuestConfig("", "", onboot=False)):
+            assert (plain.tags, plain.protection, plain.base) == (frozenset(), False, False)
+
+    @pytest.mark.parametrize(
+        ("kind", "values", "base"),
+        [
+            ("qemu", {"scsi0": "local-lvm:base-201-disk-0,size=8G"}, True),
+            ("qemu", {"virtio3": "file=nas:201/base-201-disk-0.qcow2"}, True),
+            ("qemu", {"scsi0": "local-lvm:vm-201-disk-0", "efidisk0": "local-lvm:base-201-disk-1"}, True),
+            ("lxc", {"rootfs": "local-zfs:basevol-101-disk-0,size=8G"}, True),
+            ("lxc", {"rootfs": "nas:101/base-101-disk-0.raw"}, True),
+            ("lxc", {"rootfs": "volume=local-zfs:subvol-101-disk-0", "mp1": "local-zfs:basevol-101-disk-1,mp=/data"}, True),
+            ("qemu", {"scsi0": "local-zfs:base-9000-disk-0/vm-201-disk-0"}, False),
+            ("qemu", {"scsi0": "nas:9000/base-9000-disk-0.qcow2/201/vm-201-disk-0.qcow2"}, False),
+            ("lxc", {"rootfs": "local-zfs:basevol-9000-disk-0/subvol-101-disk-0"}, False),
+            ("lxc", {"rootfs": "base-nas:subvol-101-disk-0"}, False),
+            ("lxc", {"rootfs": "local-lvm:vm-101-base-0"}, False),
+            ("lxc", {"description": "base-1", "hostname": "base-2"}, False),
+            ("qemu", {"ide2": "none,media=cdrom"}, False),
+        ],
+        ids=str,
+    )
+    def test_a_volume_that_linked_clones_may_live_on(self, kind: str, values: dict[str, str], base: bool) -> None:
+        """A linked clone names its base before its own volume. A container's base on ZFS is a `basevol`."""
+        assert GuestConfig.from_api(GuestKind(kind), values).base is base
+
+
 class TestGuestId:
     """The join label of logs and metrics."""
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from guestward.duties import power, starts, telling
+from guestward.duties.grants import Grants
 from guestward.duties.power import PowerWatch
+from guestward.duties.scratch import Teardown
 from guestward.duties.starts import Starter
 from guestward.duties.telling import Teller
 from guestward.model.decision import Guard, Outcome
 from guestward.model.events import Event, Level, all_events
+from guestward.model.guest import GuestId, GuestKind
 from guestward.model.helper import HelperCode, Request, Verb
 from guestward.policy import attempts, gate, guards, locks, recall, turns
 from guestward.ports import GuestLabel, PveError
@@ -649,35 +652,97 @@ def test_i8_nothing_is_stopped_or_destroyed_outside_the_band(verb: str) -> None:
     breaks(sim, 30, "I8", "101", verb)
 
 
-def leftover(**traits: Any) -> Simulation:
-    sim = Simulation(settings={"scratch": {"origins": ["restic@pve!restore"]}})
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that tears nothing down and has no grants put back of its own accord."""
+    monkeypatch.setattr(Teardown, "look", lambda self: None)
+    monkeypatch.setattr(Grants, "look", lambda self: None)
+
+
+def leftover(min_age: str = "0s", **traits: Any) -> Simulation:
+    sim = Simulation(settings={"scratch": {"origins": ["restic@pve!restore"], "min_age": min_age}})
     sim.world.add(990003, running=False, pool=None, **traits)
     sim.run(10)
     return sim
 
 
-@pytest.mark.parametrize("why", ["tag", "origin"])
+def destroys(sim: Simulation) -> None:
+    sim.world.at(70, lambda: sim.world.effect("api", "destroy", 990003, "ok"))
+
+
+TAGGED = "a;guestward-scratch"
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("why", ["tag", "origin", "claim"])
 def test_i8_a_proven_leftover_may_go(why: str) -> None:
-    sim = leftover(tags="a;guestward-scratch" if why == "tag" else "")
+    sim = leftover(tags=TAGGED if why == "tag" else "")
     if why == "origin":
         sim.world.restore(990003, by="restic@pve!restore")
-    sim.world.at(20, lambda: sim.world.effect("api", "destroy", 990003, "ok"))
-    holds(sim, 30)
+    elif why == "claim":
+        sim.claim(990003, 30)
+        sim.world.restore(990003, by="alice@pve")
+    destroys(sim)
+    holds(sim, 80)
 
 
+def _claimed(sim: Simulation) -> None:
+    sim.claim(990003)
+
+
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize(
-    ("traits", "word"),
+    ("traits", "do", "invariant", "word"),
     [
-        ({}, "nothing proves"),
-        ({"tags": "guestward-scratch", "protection": True}, "protected"),
-        ({"tags": "guestward-scratch", "ha": ("started",)}, "HA"),
-        ({"tags": "guestward-scratch", "template": True}, "template"),
+        ({}, None, "I8", "nothing proves"),
+        ({"protection": True}, None, "I8", "protected"),
+        ({"ha": ("started",)}, None, "I8", "HA"),
+        ({"template": True}, None, "I8", "template"),
+        ({}, lambda sim: sim.world.migrate(990003, "pve2") or sim.world.migrate(990003, "pve1"), "I8", "nothing proves"),
+        ({}, lambda sim: sim.world.task("vzsnapshot", "990003"), "I8", "vzsnapshot by root@pam runs"),
+        ({"min_age": "1h"}, lambda sim: sim.world.restore(990003, by="restic@pve!restore"), "I8", "a moment ago"),
+        ({}, _claimed, "I8", "claimed or held"),
+        ({}, lambda sim: sim.hold(990003), "I8", "claimed or held"),
+        ({}, lambda sim: sim.hold(), "GATE", "the node is held"),
+        ({}, lambda sim: setattr(sim.world, "quorate", False), "GATE", "no quorum"),
     ],
 )
-def test_i8_what_is_not_proven_or_protected_stays(traits: dict[str, Any], word: str) -> None:
-    sim = leftover(**traits)
-    sim.world.at(20, lambda: sim.world.effect("api", "destroy", 990003, "ok"))
-    breaks(sim, 30, "I8", "990003", word)
+def test_i8_what_is_not_proven_or_protected_or_in_use_stays(
+    traits: dict[str, Any], do: Callable[[Simulation], object] | None, invariant: str, word: str
+) -> None:
+    sim = leftover(**traits, tags="" if word == "nothing proves" else TAGGED)
+    if do is not None:
+        do(sim)
+    destroys(sim)
+    breaks(sim, 80, invariant, "990003", word)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_i13_a_grant_of_the_band_that_nobody_puts_back() -> None:
+    sim = simulation()
+    sim.world.at(130, lambda: sim.world.acl.revoke("VM.Allocate", "/vms/990004", "user"))
+    breaks(sim, 600, "I13", "/vms/990004")
+
+
+SAID = {
+    "not ours": ("scratch_found", {"verdict": "leftover", "evidence": ""}, "nothing proves"),
+    "not so": ("scratch_refused", {"verdict": "protected", "evidence": ""}, "protected"),
+    "not asked": ("scratch_destroyed", {"outcome": "gone", "reason": "", "evidence": ""}, "nobody has asked"),
+    "no such volume": ("scratch_leftover", {"volumes": ["local:1/vm-1-disk-0.raw"], "reason": ""}, "nobody has asked"),
+    "not stranded": ("scratch_stranded", {"path": "/vms/990003", "privilege": "", "reason": ""}, "has all its grants"),
+    "no such step": ("scratch_step_failed", {"step": "destroy", "reason": "", "attempt": 1, "of": 3}, "nobody has asked"),
+}
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("what", SAID)
+def test_what_is_said_of_the_band_is_so(what: str) -> None:
+    event, fields, words = SAID[what]
+    sim = leftover()
+    kind = next(kind for kind in all_events() if kind.name == event)
+    label = GuestLabel(GuestId(GuestKind.LXC, 990003), "guest990003", "scratch_band")
+    sim.world.at(70, lambda: sim.journal.emit(kind, message="", guest=label, **fields))
+    breaks(sim, 80, "CLAIMS", "990003", words)
 
 
 @pytest.fixture

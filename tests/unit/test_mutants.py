@@ -100,8 +100,8 @@ def test_95_per_cent_in_all_is_enough_and_less_is_not(tool: ModuleType) -> None:
     assert len(tool.faults(many(tool, "gate", 17, *survivor) + many(tool, "guards", 1), {}, ["gate.py"])) == 1
 
 
-@pytest.mark.parametrize("file", ["guards", "locks"])
-def test_of_guards_and_locks_every_mutant_must_be_killed_or_be_listed(tool: ModuleType, file: str) -> None:
+@pytest.mark.parametrize("file", ["guards", "locks", "scratch"])
+def test_of_guards_locks_and_scratch_every_mutant_must_be_killed_or_be_listed(tool: ModuleType, file: str) -> None:
     change = tool.change_of(f"{file}._ask", SHOWN)
     mutants = many(tool, file, 999, made(tool, file, 999, "survived", change))
     assert tool.faults(mutants, {}, [f"{file}.py"]) == [f"{file}.py: 99.90 %, 100 % is the least"]

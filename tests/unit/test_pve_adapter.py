@@ -1141,6 +1141,7 @@ def test_where_the_secret_is_looked_for(tmp_path: Path) -> None:
         (SECRET.encode() + b"\xff", "blanks"),
         (SECRET.encode() + b"\x00", "blanks"),
         (f"other@pve!agent={SECRET}".encode(), "is for token other@pve!agent, but .* is guestward@pve!agent"),
+        (f"bob@corp.org@oidc!t1={SECRET}".encode(), "is for token bob@corp.org@oidc!t1, but"),
         (f"{TOKEN}=".encode(), "blanks"),
         (SECRET.encode() * 200, "longer than"),
     ],

@@ -57,7 +57,7 @@ class LoudSimulation(Simulation):
         super().start()
         assert self.watch is not None
         self.watch.power = LoudWatch(self.watch.env)
-        self.watch.locks.state = self.watch.power.state
+        self.watch.locks.state = self.watch.grants.state = self.watch.scratch.state = self.watch.power.state
 
 
 def _toggle(of: set[Any], what: Any) -> None:
@@ -69,6 +69,8 @@ def _reload(sim: Simulation, pick: random.Random) -> None:
     sim.pve.pools = sim.config.scope.pools
     if sim.watch is not None:
         sim.watch.env.config = sim.config
+        helper: Any = sim.watch.env.helper
+        helper.inner = sim._helper()  # the real one reads its configuration at each request
 
 
 def _boot(sim: Simulation, pick: random.Random) -> None:

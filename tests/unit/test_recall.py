@@ -692,6 +692,11 @@ def test_a_guest_that_came_back_is_no_longer_away_and_belongs_to_whom_the_pool_s
     assert see(memory(owned=False)).memory.owned
 
 
+@pytest.mark.parametrize(("owned", "since"), [(True, AT - 3600), (False, AT)])
+def test_how_long_it_was_down_before_it_was_ours_does_not_count(owned: bool, since: float) -> None:
+    assert see(memory(owned=owned, down_since=AT - 3600, stamp="stamp")).memory.down_since == since
+
+
 def test_the_name_is_the_one_that_the_list_has_now() -> None:
     assert see(memory(name="old")).memory.name == "guest101"
 

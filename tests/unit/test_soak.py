@@ -66,8 +66,9 @@ def test_the_seeds_react_to_every_act_of_recovery_and_let_each_of_its_steps_fail
     together = [generate(seed) for seed in range(40)]
     acts = {entry["effect"].split()[0] for data in together for entry in data["after"]}
     ordered = {entry["do"].split()[2] for data in together for entry in data["at"] if entry["do"].startswith("fail next ")}
-    assert acts == {"start", "unlock", "delete-snapshot"}
-    assert ordered == {"start", "unlock", "delete-snapshot", "backup-cleanup"}
+    of_scratch = {"stop", "destroy", "release-scratch", "regrant"}
+    assert acts == {"start", "unlock", "delete-snapshot", *of_scratch}
+    assert ordered == {"start", "unlock", "delete-snapshot", "backup-cleanup", *of_scratch}
     assert {data["config"].get("locks", {}).get("recover", "prove") for data in together} == {"prove", "report"}
     assert any(entry["do"] == "grant VM.Audit /pool/other" for data in together for entry in data["at"])
 

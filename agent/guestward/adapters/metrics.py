@@ -27,6 +27,7 @@ from guestward import __version__
 from guestward.model.decision import GateReason, Guard, Outcome
 from guestward.model.events import Event, EventKind, Level
 from guestward.model.memory import Hold
+from guestward.model.scratch import IN_USE
 from guestward.model.task import bounded
 from guestward.ports import Board, Clock, GuestLabel, Journal, Row
 
@@ -105,6 +106,18 @@ METRICS: tuple[MetricKind, ...] = (
         "gauge",
         ("id", "verdict"),
         "1 for what lock recovery thinks of the guest's lock, or of the snapshot that vzdump left it (see `guestward locks`); else absent.",
+    ),
+    MetricKind(
+        "scratch_verdict",
+        "gauge",
+        ("id", "verdict"),
+        "1 for what is thought of a guest in the scratch band (see `guestward scratch list`); else absent.",
+    ),
+    MetricKind(
+        "scratch_leftovers",
+        "gauge",
+        (),
+        "Guests in the scratch band that are not known to be in use, whether they will be torn down or a person has to look at them.",
     ),
     MetricKind(
         "guest_not_working", "gauge", ("id", "state"), "1 while the guest runs but does not work (paused, io-error ...); else absent."
@@ -235,6 +248,9 @@ def _of_board(board: Board, held: frozenset[str]) -> Iterator[tuple[str, Metric]
     yield _gauge("hold_active", ("id",), [((NODE,), NODE in held), *(((name,), 1) for name in sorted(held - {NODE}))])
     closed = {closure.reason for closure in board.gate.closures}
     yield _gauge("host_gate", ("reason",), [((reason.value,), reason in closed) for reason in GateReason])
+    yield _gauge("scratch_verdict", ("id", "verdict"), [((str(found.id), found.verdict.value), 1) for found in board.scratch])
+    if board.seen_at is not None:  # before the first look nobody knows that there are none
+        yield _gauge("scratch_leftovers", (), [((), sum(found.verdict not in IN_USE for found in board.scratch))])
     yield _gauge("permission_ok", ("path", "privilege"), _permissions(board))
 
 

@@ -28,9 +28,11 @@ from guestward.adapters.trust import Budget, Trust, TrustError
 from guestward.config import PveSection
 from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, LiveStatus
 from guestward.model.observation import Member, Resources, StorageState
+from guestward.model.scratch import ScratchBand, ScratchId
 from guestward.model.task import Running, Task, TaskStatus, Unknown, Upid, UpidError, bounded, exit_status, task_status
 from guestward.ports import Clock, PveAnswerLost, PveError, PveRefused, PveUnreachable
 
+NO_BAND = ScratchBand(0, -1)
 T = TypeVar("T")
 D = TypeVar("D")
 
@@ -39,7 +41,12 @@ MAX_BODY = 32 * 1024 * 1024
 KEPT_FOR = 4.0  # pveproxy closes a connection that is idle for 5 s (pve-facts I)
 ACTIVE_PAGE, ARCHIVE_PAGE, LOG_PAGE = 1000, 500, 20_000
 MAX_LINE = 500  # characters of a log's line
+_VOLUME_CONTENT = frozenset({"images", "rootdir"})
 LOGIN_FAILURES, LOGIN_PAUSE = 3, 300.0
+_CHANGES = re.compile(
+    r"/api2/json/nodes/(?P<node>[A-Za-z0-9-]+)/(lxc|qemu)/(?P<vmid>[1-9][0-9]{2,8})(?P<what>/status/start|/status/stop|\?purge=1)"
+)
+_SENT = frozenset({("POST", "/status/start"), ("POST", "/status/stop"), ("DELETE", "?purge=1")})
 _VMIDS = range(100, 1_000_000_000)
 
 # 595-599: pveproxy got no proper answer from pvedaemon or another node (AnyEvent::HTTP); 502-504: a proxy in between said so.
@@ -66,15 +73,30 @@ class _Connection(http.client.HTTPConnection):
     auto_open = 0
 
 
+def may_send(method: str, path: str, band: ScratchBand, *, node: str, body: object = None) -> bool:
+    """Whether a request is one of those that there are: reads, starts, and of guests in the band stops and deletes; on our node alone.
+
+    path: as it goes over the wire, parameters included. body: there is none, since it would hold more parameters. Asked once more here,
+    whatever made the request believe that it may (C53).
+    """
+    if method == "GET":
+        return True
+    found = _CHANGES.fullmatch(path)
+    if found is None or (method, found["what"]) not in _SENT or found["node"] != node or body not in (None, b"", ""):
+        return False
+    return found["what"] == "/status/start" or int(found["vmid"]) in band
+
+
 class _Transport(BaseAdapter):
     """One exchange with the API inside the time that the budget leaves. Raises PveError and nothing else.
 
     Trust is decided before anything is sent. No redirect is followed, no proxy asked, nothing but GET is ever repeated.
     """
 
-    def __init__(self, section: PveSection, budget: Budget, hide: str) -> None:
-        """hide: the secret, which nothing that is told to people may hold."""
+    def __init__(self, section: PveSection, budget: Budget, hide: str, band: ScratchBand, node: str) -> None:
+        """hide: the secret, which nothing that is told to people may hold. band, node: outside of them nothing is stopped or destroyed."""
         super().__init__()
+        self._band, self._node = band, node
         self._host, self._port = section.host, section.port
         self._peer = f"{section.host}:{section.port}"
         self._longest, self._hide = section.timeout, hide
@@ -95,6 +117,8 @@ class _Transport(BaseAdapter):
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
         """Called by requests; only an answer with status 200 comes back, anything else is raised."""
+        if not may_send(str(request.method), request.path_url, self._band, node=self._node, body=request.body):
+            raise PveUnreachable(f"{_route(request)}: not sent, since the agent may not send such a request at all")
         answer = self._asked(request)
         if answer.status != 200:
             raise _error(_route(request), answer, self._hide)
@@ -297,8 +321,13 @@ class ProxmoxPve:
         read_secret: Callable[[], str],
         clock: Clock,
         on_call: Callable[[], None] | None = None,
+        band: ScratchBand = NO_BAND,
     ) -> None:
-        """read_secret: may raise SecretError; asked again after each 401. on_call: told of each call before anything is sent."""
+        """read_secret: may raise SecretError; asked again after each 401. on_call: told of each call before anything is sent.
+
+        band: guests that may be stopped and destroyed; by default none.
+        """
+        self._band = band
         self.node, self.token_id = node, section.token_id or ""
         self._section, self._read_secret, self._clock = section, read_secret, clock
         self._on_call = on_call or (lambda: None)
@@ -338,6 +367,14 @@ class ProxmoxPve:
         """See `Pve.past_tasks`; the 500 newest."""
         rows = self._rows(deadline, "nodes", self.node, "tasks", source="archive", limit=ARCHIVE_PAGE)
         return tuple(_task(row) for row in rows)
+
+    def past_tasks_of(self, vmid: int, *, deadline: float) -> tuple[Task, ...]:
+        """See `Pve.past_tasks_of`; the 500 newest (pve-manager API2/Tasks.pm `vmid`, an exact match). Whose a guest is rests on it."""
+        rows = self._rows(deadline, "nodes", self.node, "tasks", source="archive", vmid=vmid, limit=ARCHIVE_PAGE)
+        tasks = tuple(_task(row) for row in rows)
+        for other in (task.upid for task in tasks if task.upid.id != str(vmid)):
+            raise PveAnswerLost(f"{rows[0].route}: asked for tasks of {vmid}, PVE sent {bounded(other.text, 120)}")
+        return tasks
 
     def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
         """See `Pve.past_backups`; the 500 newest (pve-manager API2/Tasks.pm `typefilter`, an exact match)."""
@@ -416,7 +453,30 @@ class ProxmoxPve:
 
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """See `Pve.start`. A type `hastart` in the UPID says that it was handed to HA (pve-facts D1)."""
-        route, data = self._call("POST", deadline, (*self._guest(guest), "status", "start"))
+        return self._worker("POST", deadline, (*self._guest(guest), "status", "start"))
+
+    def stop_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """See `Pve.stop_scratch`."""
+        return self._worker("POST", deadline, (*self._guest(GuestId(kind, scratch.vmid)), "status", "stop"))
+
+    def destroy_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """See `Pve.destroy_scratch`."""
+        return self._worker("DELETE", deadline, self._guest(GuestId(kind, scratch.vmid)), purge=1)
+
+    def volume_storages(self, *, deadline: float) -> Mapping[str, bool]:
+        """See `Pve.volume_storages`. PVE leaves out storages that the token may not see (pve-facts F3)."""
+        rows = self._rows(deadline, "nodes", self.node, "storage", enabled=1)
+        holds = [row for row in rows if not _VOLUME_CONTENT.isdisjoint(row.get("content", _text).split(","))]
+        return {row.get("storage", _text): row.find("active", _flag, False) for row in holds}
+
+    def volumes(self, storage: str, scratch: ScratchId, *, deadline: float) -> tuple[str, ...]:
+        """See `Pve.volumes`. Backups with that VMID are no volumes of a guest; a plugin may not know the filter, and show all guests'."""
+        rows = self._rows(deadline, "nodes", self.node, "storage", storage, "content", vmid=scratch.vmid)
+        found = [row for row in rows if row.get("content", _text) in _VOLUME_CONTENT]
+        return tuple(row.get("volid", _volid) for row in found if row.get("vmid", _whole) == scratch.vmid)
+
+    def _worker(self, method: str, deadline: float, path: tuple[str, ...], **params: str | int) -> Upid:
+        route, data = self._call(method, deadline, path, **params)
         try:
             return Upid.parse(data)
         except UpidError as error:
@@ -455,7 +515,7 @@ class ProxmoxPve:
         route = f"{method} /{'/'.join(path)}"
         resource = self._api(tuple(quote(part, safe=":@!") for part in path))
         try:
-            data = resource.get(**params) if method == "GET" else resource.post(**params)
+            data = {"GET": resource.get, "POST": resource.post, "DELETE": resource.delete}[method](**params)
         except PveRefused as refused:
             self._note_login(refused)
             raise
@@ -505,7 +565,7 @@ class ProxmoxPve:
         session.trust_env = False  # no HTTPS_PROXY, no REQUESTS_CA_BUNDLE, no .netrc
         session.headers["Accept-Encoding"] = "identity"  # a bound on the body is a bound on memory
         session.adapters.clear()
-        transport = _Transport(self._section, self._budget, self._secret)
+        transport = _Transport(self._section, self._budget, self._secret, self._band, self.node)
         session.mount("https://", transport)
         return api, transport
 
@@ -581,6 +641,13 @@ def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError("text")
     return bounded(str(value), 200)
+
+
+def _volid(value: object) -> str:
+    """A volume's name as it is: it goes into a command, where half a name would be another volume's."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 200:
+        raise ValueError("a volume's name")
+    return value
 
 
 def _line(value: object) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 FALLBACK = Path("/etc/guestward/token")
 _MAX_BYTES = 4096
-_TOKEN_ID = re.compile(rb"[^\s:/!@=]+@[^\s:/!@=]+![^\s:/!@=]+")
+_TOKEN_ID = re.compile(rb"[^\s:/!=]+@[^\s:/!@=]+![^\s:/!@=]+")
 
 
 class SecretError(Exception):

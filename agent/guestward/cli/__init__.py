@@ -98,15 +98,36 @@ def _parser() -> argparse.ArgumentParser:
     hold.add_argument("vmid", type=_vmid, metavar="VMID", nargs="?")
     hold.add_argument("--for", dest="how_long", default="2h", metavar="TIME", help='as in "30m", "2h" or "1d" (default: 2h)')
     hold.add_argument("--reason", default="", metavar="TEXT", help="shown wherever the hold is shown")
-    add("release", _release, "end a hold: of one guest, or without a VMID of the whole node").add_argument(
+    add("release", _release, "end a hold or a claim: of one guest, or without a VMID of the whole node").add_argument(
         "vmid", type=_vmid, metavar="VMID", nargs="?"
     )
     add("rearm", _rearm, "give a guest all its start attempts again").add_argument("vmid", type=_vmid, metavar="VMID")
+    _add_scratch(add("scratch", _no_command, "scratch guests, which restore tests leave behind: what is there, claims, teardown"), common)
     simulate = add("simulate", _simulate, "what the agent would do in a scenario of your own; touches nothing on this host")
     simulate.add_argument("file", type=Path, metavar="FILE", nargs="?", help="the scenario (docs/simulate.md)")
     simulate.add_argument("--verbs", action="store_true", help="list what may happen in a scenario, and end")
     add("demo", _demo, "watch the agent at work on a stand-in PVE host; changes nothing on this one")
     return parser
+
+
+def _add_scratch(parser: argparse.ArgumentParser, common: _Parser) -> None:
+    parser.set_defaults(command=lambda args: _missing(parser, args))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, command: Command, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, parents=[common], help=help, description=help)
+        sub.set_defaults(command=command)
+        return sub
+
+    add("list", _scratch_list, "every guest in the band, whether it is torn down, and why or why not")
+    claim = add("claim", _scratch_claim, "say that a VMID of the band is in use for a while, and that what is there is ours")
+    claim.add_argument("vmid", type=_vmid, metavar="VMID")
+    claim.add_argument("--for", dest="how_long", default="2h", metavar="TIME", help='as in "30m", "2h" or "1d" (default: 2h)')
+    claim.add_argument("--reason", default="", metavar="TEXT", help="shown wherever the claim is shown")
+    teardown = add("teardown", _scratch_teardown, "have the agent look now, not in some minutes, and tear down what is left over")
+    teardown.add_argument("vmid", type=_vmid, metavar="VMID", nargs="?")
+    teardown.add_argument("--all", dest="everything", action="store_true", help="every guest in the band")
+    teardown.add_argument("--dry-run", action="store_true", help="only say what is thought of each; nothing is changed")
 
 
 def _vmid(text: str) -> int:
@@ -130,9 +151,13 @@ def _answer(args: argparse.Namespace, make: Callable[[Config, Clock], Answer]) -
 
 
 def _no_command(args: argparse.Namespace) -> int:
+    return _missing(_parser(), args)
+
+
+def _missing(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.output == "table":
-        put(_parser().format_help(), sys.stderr)
-    raise CommandError("usage", "a command is missing", "guestward --help", USAGE)
+        put(parser.format_help(), sys.stderr)
+    raise CommandError("usage", "a command is missing", f"{parser.prog} --help", USAGE)
 
 
 # Imports stand inside the commands: `status` starts in a fraction of the time without requests and APScheduler.
@@ -195,6 +220,26 @@ def _rearm(args: argparse.Namespace) -> int:
     from guestward.cli.orders import rearm
 
     return _answer(args, lambda config, clock: rearm(config, clock, args.vmid))
+
+
+def _scratch_list(args: argparse.Namespace) -> int:
+    from guestward.cli.scratch import scratch_list
+
+    return _answer(args, scratch_list)
+
+
+def _scratch_claim(args: argparse.Namespace) -> int:
+    from guestward.cli.caller import caller
+    from guestward.cli.scratch import claim
+
+    by = caller()
+    return _answer(args, lambda config, clock: claim(config, clock, args.vmid, args.how_long, args.reason, by))
+
+
+def _scratch_teardown(args: argparse.Namespace) -> int:
+    from guestward.cli.scratch import teardown
+
+    return _answer(args, lambda config, clock: teardown(config, clock, args.vmid, everything=args.everything, dry_run=args.dry_run))
 
 
 def _simulate(args: argparse.Namespace) -> int:

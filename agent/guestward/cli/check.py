@@ -145,6 +145,8 @@ class Check:
             needed = tuple(grant for grant in needed if not grant.path.startswith("/nodes/"))
         self.lost = rights.missing(needed, held)
         yield from (self._grant(grant) for grant in needed)
+        yield self._band(held)
+        yield from self._excess(held)
         if self.misnamed:
             yield Finding("guests and tasks", None, f"not asked: this is not node {self.node}", "correct [pve] node first")
         else:
@@ -167,6 +169,23 @@ class Check:
         if grant.path.startswith("/pool/") and sum(other.path == grant.path for other in self.lost) == len(rights.OWNERSHIP):
             detail += "; nothing at all is granted there, so perhaps there is no such pool"
         return Finding(f"grant {grant}", False, detail, REPAIR, grant=True)
+
+    def _band(self, held: rights.Privileges) -> Finding:
+        scratch = self.config.scratch
+        what = f"grants of the band {scratch.first}-{scratch.last}"
+        lost = rights.missing(rights.of_band(scratch.first, scratch.last), held)
+        if not lost:
+            return Finding(what, True, f"held on each of them: {' '.join(rights.SCRATCH)}", grant=True)
+        others = f" and {count(len(lost) - 1, 'other')}" if len(lost) > 1 else ""
+        words = f"{lost[0]}{others} missing, for the token or its user"
+        return Finding(what, False, f"{words}; the agent has the root helper put them back", REPAIR, grant=True)
+
+    def _excess(self, held: rights.Privileges) -> Iterator[Finding]:
+        scratch = self.config.scratch
+        for grant in rights.excess(held, range(scratch.first, scratch.last + 1)):
+            yield Finding(
+                f"grant {grant}", None, "the token may do more than it needs, and that is dangerous", "pveum acl list; pveum acl delete"
+            )
 
     def _list(self, kind: GuestKind) -> str:
         found = self.pve.guests(kind, deadline=self._deadline())

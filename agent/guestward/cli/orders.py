@@ -1,16 +1,19 @@
-"""`hold`, `release`, `rearm`: an operator's wishes, written into the agent's state; it takes them up at its next look."""
+"""`hold`, `release`, `rearm`: an operator's wishes, written into the agent's state; it takes them up at its next look.
+
+`scratch claim` and `scratch teardown` are written down at the same desk.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from guestward.adapters import store
 from guestward.adapters.clock import node_name
-from guestward.cli.output import OK, USAGE, Answer, CommandError, moment, span
-from guestward.cli.show import PATIENCE, find, hold_words, lasting, scope, unavailable
+from guestward.cli.output import OK, USAGE, Answer, CommandError, Table, moment, span
+from guestward.cli.show import PATIENCE, find, hold_words, lasting, noun, scope, unavailable
 from guestward.config import Config, duration
 from guestward.model.decision import Guard
 from guestward.model.memory import Hold
@@ -26,7 +29,7 @@ _ENDED_BY_REARM = frozenset({Guard.RUNNING, Guard.START, Guard.BACKOFF, Guard.EX
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class Desk:
     """Where wishes are written down, and what is known there: the last look and the holds that last."""
 
     config: Config
@@ -35,9 +38,9 @@ class _Desk:
     holds: tuple[tuple[Hold, float], ...]
 
     @classmethod
-    def open(cls, config: Config, clock: Clock) -> _Desk:
+    def open(cls, config: Config, clock: Clock) -> Desk:
         """Read what is there. Raises CommandError; a look that cannot be read, as after an upgrade, is no reason to refuse a hold."""
-        holds = lasting(_try(lambda: store.list_holds(config.state.dir)), clock)
+        holds = lasting(attempt(lambda: store.list_holds(config.state.dir)), clock)
         try:
             board = store.read_board(config.state.dir)
         except store.StoreUnavailable:
@@ -58,7 +61,13 @@ class _Desk:
         board, limit = self.board, 2 * self.config.watchdog.interval + PATIENCE
         return board is not None and not board.ended and board.boot_id == self.clock.boot_id() and self.clock.boottime() - board.at <= limit
 
-    def answer(self, lines: Iterable[str], data: dict[str, Any]) -> Answer:
+    def replaced(self, wish: Hold) -> Iterator[str]:
+        """That there was a hold or a claim already, of which there is one for each guest."""
+        before = self.hold_on(wish.vmid)
+        if before is not None:
+            yield f"this replaces the {noun(before[0])} {hold_words(*before, wish.wall)}"
+
+    def answer(self, lines: Iterable[str | Table], data: dict[str, Any]) -> Answer:
         """The answer, with a warning where nobody takes the wish up."""
         runs = self.agent_runs()
         node = self.config.pve.node if self.config.pve.node != "auto" else node_name()
@@ -68,17 +77,17 @@ class _Desk:
 
 def hold(config: Config, clock: Clock, vmid: int | None, how_long: str, reason: str, by: str) -> Answer:
     """`guestward hold [VMID] --for 2h --reason TEXT`: nothing is started until it ends; it ends by itself."""
-    seconds = _seconds(how_long)
-    desk = _Desk.open(config, clock)
+    seconds = seconds_of(how_long)
+    desk = Desk.open(config, clock)
     row = desk.row(vmid)
     wish = Hold(vmid, bounded(reason, 200), bounded(by, 80), seconds, clock.boot_id(), clock.boottime(), clock.wall())
-    _try(lambda: store.add_hold(config.state.dir, wish))
+    attempt(lambda: store.add_hold(config.state.dir, wish))
     ends = wish.wall + seconds
     lines = [f"{scope(vmid)} is held until {moment(ends)}, for {span(seconds)}; by {wish.by}: {wish.reason or 'no reason given'}"]
-    replaced = desk.hold_on(vmid)
-    if replaced is not None:
-        lines.append(f"this replaces the hold {hold_words(*replaced, wish.wall)}")
-    if row is not None and not row.owned:
+    lines += desk.replaced(wish)
+    if config.rules().in_scratch_band(vmid or 0):
+        lines.append("it is in the scratch band, where nothing is started anyway; it is not torn down meanwhile")
+    elif row is not None and not row.owned:
         lines.append(f"it is not guarded anyway ({row.decision.evidence})")
     lines.append(f"it ends by itself, or with: guestward release{'' if vmid is None else f' {vmid}'}")
     data = {
@@ -88,31 +97,35 @@ def hold(config: Config, clock: Clock, vmid: int | None, how_long: str, reason: 
         "until": round(ends),
         "by": wish.by,
         "reason": wish.reason,
-        "replaced": replaced is not None,
+        "replaced": desk.hold_on(vmid) is not None,
     }
     return desk.answer(lines, data)
 
 
-def _seconds(how_long: str) -> float:
+def seconds_of(how_long: str, command: str = "hold") -> float:
+    """The value of `--for`. command: whose it is. Raises CommandError."""
+    hint = f"guestward {command} --help"
     try:
         seconds = duration(how_long if how_long.isascii() else "")
     except ValueError as error:
-        raise CommandError("usage", f"--for {bounded(how_long, 40)}: {error}", "guestward hold --help", USAGE) from None
+        raise CommandError("usage", f"--for {bounded(how_long, 40)}: {error}", hint, USAGE) from None
     if not 1 <= seconds <= LONGEST:
-        raise CommandError("usage", f"--for {how_long}: a hold lasts from 1s to 366d", "guestward hold --help", USAGE)
+        raise CommandError("usage", f"--for {how_long}: a {command.rpartition(' ')[2]} lasts from 1s to 366d", hint, USAGE)
     return seconds
 
 
 def release(config: Config, clock: Clock, vmid: int | None) -> Answer:
-    """`guestward release [VMID]`. A hold on a guest that is gone can be released too."""
-    desk = _Desk.open(config, clock)
+    """`guestward release [VMID]`: of a hold or a claim. That of a guest that is gone, or not there yet, can be released too."""
+    desk = Desk.open(config, clock)
     lasted = desk.hold_on(vmid)
-    if lasted is None:
+    in_band = config.rules().in_scratch_band(vmid or 0)
+    if lasted is None and not in_band:
         desk.row(vmid)
-    changed = _try(lambda: store.remove_hold(config.state.dir, vmid)) is not None and lasted is not None
-    lines = [f"nothing changed: {scope(vmid)} is not held"]
+    changed = attempt(lambda: store.remove_hold(config.state.dir, vmid)) is not None and lasted is not None
+    lines = [f"nothing changed: {scope(vmid)} is not held{' or claimed' if in_band else ''}"]
     if changed and lasted is not None:
-        lines = [f"{scope(vmid)} is no longer held; ended: the hold {hold_words(*lasted, clock.wall())}"]
+        state = "claimed" if lasted[0].claim else "held"
+        lines = [f"{scope(vmid)} is no longer {state}; ended: the {noun(lasted[0])} {hold_words(*lasted, clock.wall())}"]
     node = desk.hold_on(None)
     if vmid is not None and node is not None:
         lines.append(f"the whole node is held, and this guest with it: {hold_words(*node, clock.wall())}; end that: guestward release")
@@ -124,9 +137,9 @@ def release(config: Config, clock: Clock, vmid: int | None) -> Answer:
 
 def rearm(config: Config, clock: Clock, vmid: int) -> Answer:
     """`guestward rearm VMID`: the guest has all its attempts again."""
-    desk = _Desk.open(config, clock)
+    desk = Desk.open(config, clock)
     row = desk.row(vmid)
-    _try(lambda: store.request_rearm(config.state.dir, vmid))
+    attempt(lambda: store.request_rearm(config.state.dir, vmid))
     had = f" ({row.attempts} of {config.watchdog.attempts} are used now)" if row is not None else ""
     soon = f", within {span(config.watchdog.interval)}" if desk.agent_runs() else ""
     lines = [f"guest {vmid} gets all its attempts again with the next sweep{soon}{had}"]
@@ -136,7 +149,8 @@ def rearm(config: Config, clock: Clock, vmid: int) -> Answer:
     return desk.answer(lines, {"vmid": vmid, "changed": True})
 
 
-def _try(do: Callable[[], T]) -> T:
+def attempt(do: Callable[[], T]) -> T:
+    """Read or write the agent's state. Raises CommandError where that cannot be."""
     try:
         return do()
     except store.StoreUnavailable as error:

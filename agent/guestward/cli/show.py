@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,9 @@ def _head(seen: View) -> Iterator[str]:
         yield from (f"host: {warning}" for warning in board.gate.warnings)
     for hold, left in seen.holds:
         late = "" if board.seen_at is not None and _taken_up(seen, hold) else " (from the agent's next look on)"
-        yield f"hold: {scope(hold.vmid)}, {hold_words(hold, left, seen.wall)}{late}"
+        yield f"{noun(hold)}: {scope(hold.vmid)}, {hold_words(hold, left, seen.wall)}{late}"
     if board.lost:
-        yield f"grants MISSING: {', '.join(board.lost)}; {REPAIR}"
+        yield f"grants MISSING: {grants_words(board.lost)}; {REPAIR}"
 
 
 def _taken_up(seen: View, hold: Hold) -> bool:
@@ -249,7 +249,7 @@ def _facts(seen: View, row: Row) -> Iterator[tuple[str, str]]:
         yield "starts", f"{row.attempts} of {seen.config.watchdog.attempts} used" + (", given up" if row.given_up else "")
     for entry in (seen.hold_on(decision.id.vmid), seen.hold_on(None)):
         if entry is not None:
-            yield "hold", f"{scope(entry[0].vmid)}, {hold_words(*entry, seen.wall)}"
+            yield noun(entry[0]), f"{scope(entry[0].vmid)}, {hold_words(*entry, seen.wall)}"
     if not board.gate.open and decision.guard is not Guard.HOST_GATE:
         yield "gate", f"closed: {board.gate.evidence}"
     twins = [str(other.decision.id) for other in board.rows if other.decision.id.vmid == decision.id.vmid and other is not row]
@@ -261,7 +261,7 @@ _NEVER = frozenset({Guard.NOT_OWNED, Guard.SCRATCH_BAND, Guard.TEMPLATE, Guard.R
 # What ends a guard, for a guest for which no moment is known. {0} is the VMID, {1} PVE's command for its kind.
 _ENDS: dict[Guard, str] = {
     Guard.NOT_OWNED: "nothing, ever: it is not guarded; that begins when it is in one of the pools of [scope]",
-    Guard.SCRATCH_BAND: "nothing, ever: no guest in the scratch band is started",
+    Guard.SCRATCH_BAND: "no start, ever; whether it is torn down: guestward scratch list",
     Guard.TEMPLATE: "nothing, ever: a template cannot run",
     Guard.RUNNING: "nothing to do",
     Guard.UNREADABLE: "its configuration is read again with every sweep (each {2})",
@@ -399,9 +399,25 @@ def warning(seen: View) -> str:
     return ""
 
 
+def grants_words(lost: Iterable[str]) -> str:
+    """Privileges by path, and the paths that lack the same ones together: a band has ten paths with five each."""
+    on_path: dict[str, list[str]] = {}
+    for privilege, _, path in (text.partition(" on ") for text in lost):
+        on_path.setdefault(path, []).append(privilege)
+    alike: dict[str, list[str]] = {}
+    for path, privileges in on_path.items():
+        alike.setdefault(" ".join(privileges), []).append(path)
+    return ", ".join(f"{privileges} on {' '.join(paths)}" for privileges, paths in alike.items())
+
+
 def scope(vmid: int | None) -> str:
-    """What a hold is about, in words."""
+    """What a hold or a claim is about, in words."""
     return "the whole node" if vmid is None else f"guest {vmid}"
+
+
+def noun(hold: Hold) -> str:
+    """What it is called."""
+    return "claim" if hold.claim else "hold"
 
 
 def hold_words(hold: Hold, left: float, wall: float) -> str:
@@ -413,6 +429,7 @@ def hold_data(hold: Hold, left: float, wall: float) -> dict[str, Any]:
     """One hold for programs."""
     return {
         "scope": "node" if hold.vmid is None else hold.vmid,
+        "claim": hold.claim,
         "by": hold.by,
         "reason": hold.reason,
         "remaining_s": round(left),

@@ -387,19 +387,14 @@ class StandIn(FakePve):  # type: ignore[misc]
         return self.world.delete_snapshot(self._guest(call), call.values["snapname"], call.user).upid
 
     async def delete_guest(self, call: Call) -> str:
-        """Destroy a guest: the checks in PVE's order (facts E5; recorded, section 1)."""
+        """Destroy a guest: the checks in PVE's order (facts E5; recorded, section 1), once more in its task."""
         guest = self._guest(call)
-        force = bool(call.values.get("force")) and guest.kind == "lxc"
-        if str(guest.config.get("protection", 0)) == "1":
-            raise PveError(500, f"can't remove {guest.label} {guest.vmid} - protection mode enabled")
-        if guest.kind == "lxc" and guest.lock is not None:
-            raise PveError(500, f"CT is locked ({guest.lock})")
-        if guest.ha_managed and not call.values.get("purge"):
-            raise PveError(500, f"unable to remove {guest.label} {guest.vmid} - used in HA resources and purge parameter not set.")
-        if guest.running and not force:
-            ct = f"unable to destroy CT {guest.vmid} - container is running"
-            raise PveError(500, ct if guest.kind == "lxc" else f"VM {guest.vmid} is running - destroy failed")
-        return self._effect("destroy", guest.vmid, self.world.destroy(guest, call.user, by_api=True))
+        force, purge = bool(call.values.get("force")), bool(call.values.get("purge"))
+        if kept := self.world.why_kept(guest, force=force, purge=purge):
+            raise PveError(500, kept)
+        unreferenced = bool(call.values.get("destroy-unreferenced-disks"))
+        task = self.world.destroy(guest, call.user, by_api=True, force=force, unreferenced=unreferenced)
+        return self._effect("destroy", guest.vmid, task)
 
     # ------------------------------------------------------------ power
 
@@ -664,15 +659,27 @@ class StandIn(FakePve):  # type: ignore[misc]
         }
 
     async def get_content(self, call: Call) -> list[Row]:
-        """The volumes, as recorded in section 6."""
+        """The volumes, as recorded in section 6. Those of a guest whose disks the token may not change are left out (facts F3)."""
         storage, vmid = self._storage(call), call.values.get("vmid")
         if not storage.online:
             raise PveError(500, f"storage '{storage.name}' is not online")
         return [
-            {"volid": volume, "vmid": owner, "size": DISK_SIZE, "format": "raw", "ctime": self.world.booted, "content": "images"}
+            self._volume(volume, owner)
             for volume, owner in sorted(self.world.volumes.items())
-            if volume.startswith(storage.name + ":") and vmid in (None, owner)
+            if volume.startswith(storage.name + ":") and vmid in (None, owner) and self._sees_volumes(call, storage, owner)
         ]
+
+    def _sees_volumes(self, call: Call, storage: Storage, owner: int) -> bool:
+        """PVE::Storage `check_volume_access`, of images and directories of guests."""
+        path = f"/storage/{storage.name}"
+        both = self.allowed(call.user, path, "Datastore.Audit") and self.allowed(call.user, f"/vms/{owner}", "VM.Config.Disk")
+        return both or self.allowed(call.user, path, "Datastore.Allocate")
+
+    def _volume(self, volume: str, owner: int) -> Row:
+        """`rootdir` is what a container has; of a guest that is gone nobody knows (PVE::Storage::Plugin `list_volumes`)."""
+        guest = self.world.guests.get(owner)
+        content = "rootdir" if guest is not None and guest.kind == "lxc" else "images"
+        return {"volid": volume, "vmid": owner, "size": DISK_SIZE, "format": "raw", "ctime": self.world.booted, "content": content}
 
 
 # ------------------------------------------------------------------ rows

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SOCKET = "run/guestward/helper.sock"
 LOG = "var/log/guestward-helper.log"
 FOLDER = "usr/bin"
-NAMES = ("pct", "qm", "pvesh")
+NAMES = ("pct", "qm", "pvesh", "pveum")
 PATIENCE = 5.0
 SCRIPT = """\
 #!/bin/sh
@@ -118,6 +118,8 @@ class Programs:
                 return await self._delete(int(vmid), name, self._failure("delsnapshot"))
             case ["pvesh", "set", path, "--delete", "lock", "--skiplock", "1", "--digest", wanted]:
                 return self._set(int(path.split("/")[4]), wanted, self._failure("unlock"))
+            case ["pveum", "acl", "modify", path, *lists, "--roles", "GuestwardScratch", "--propagate", "1"]:
+                return self._grant(path, ",".join(lists[1::2]).split(","), self._failure("acl"))
         return 255, "400 not enough arguments\n"
 
     def _failure(self, verb: str) -> str:
@@ -150,6 +152,17 @@ class Programs:
         guest.lock = None
         self._world.changed()
         return 0, f"update VM {vmid}: -delete lock -skiplock 1\n"
+
+    def _grant(self, path: str, whos: list[str], failure: str) -> Said:
+        if not self._world.quorate:
+            return 13, "ACL update failed: cfs-lock 'file-user_cfg' error: no quorum!\n"
+        unknown = [f"user '{who}' does not exist" for who in whos if who not in self._world.known]
+        if failure or unknown:
+            return 255, f"ACL update failed: {failure or unknown[0]}\n"
+        for who in whos:
+            self._world.grant_scratch(path, who)
+        self._world.changed()
+        return 0, ""
 
     async def _delete(self, vmid: int, name: str, failure: str) -> Said:
         guest = self._found("lxc", vmid)

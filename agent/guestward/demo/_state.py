@@ -107,11 +107,16 @@ class Guest:
 
     def volumes(self) -> list[str]:
         """The volume ids that its configuration names."""
-        return [str(v).split(",")[0] for k, v in sorted(self.config.items()) if _DISK.match(k)]
+        return volumes_of(self.config)
 
     def storages(self) -> set[str]:
         """The storages that it needs to start."""
         return {volume.partition(":")[0] for volume in self.volumes()}
+
+
+def volumes_of(config: Config) -> list[str]:
+    """The volume ids that this configuration names."""
+    return [str(v).split(",")[0] for k, v in sorted(config.items()) if _DISK.match(k)]
 
 
 def conf_path(node: str, kind: str, vmid: int) -> str:
@@ -119,10 +124,10 @@ def conf_path(node: str, kind: str, vmid: int) -> str:
     return f"nodes/{node}/{'lxc' if kind == 'lxc' else 'qemu-server'}/{vmid}.conf"
 
 
-def new_config(vmid: int, kind: str, storages: Iterable[str], *, net: bool, name: str | None) -> Config:
-    """A fresh configuration: every call is a new identity (hwaddr, or smbios1, vmgenid and meta)."""
+def new_config(vmid: int, kind: str, storages: Iterable[str], *, net: bool, name: str | None, disk: int = 0) -> Config:
+    """A fresh configuration: every call is a new identity (hwaddr, or smbios1, vmgenid and meta). disk: the first one's number."""
     mac = "BC:24:11:" + ":".join(f"{b:02X}" for b in secrets.token_bytes(3))
-    disks = [f"{storage}:vm-{vmid}-disk-{n}" for n, storage in enumerate(storages)]
+    disks = [f"{storage}:vm-{vmid}-disk-{n}" for n, storage in enumerate(storages, disk)]
     return _ct_config(vmid, disks, mac if net else None, name) if kind == "lxc" else _vm_config(vmid, disks, mac if net else None, name)
 
 

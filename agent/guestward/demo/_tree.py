@@ -165,9 +165,12 @@ class HostTree:
         return files
 
     def _users(self) -> str:
-        """The pools, as the root helper reads them (pve-access-control AccessControl.pm:write_user_config)."""
-        lines = [f"pool:{name}::{','.join(map(str, sorted(members)))}::" for name, members in sorted(self._world.pools.items())]
-        return "\n".join(["user:root@pam:1:0::::::", *lines]) + "\n"
+        """What the root helper reads: our ids, the pools, and the scratch band's entries (pve-access-control write_user_config)."""
+        world = self._world
+        ids = ["user:root@pam:1:0::::::", *(f"token:{id}:0:1::" if "!" in id else f"user:{id}:1:0::::::" for id in world.known)]
+        pools = [f"pool:{name}::{','.join(map(str, sorted(members)))}::" for name, members in sorted(world.pools.items())]
+        entries = [f"acl:1:{path}:{who}:GuestwardScratch:" for path, who in world.scratch_entries()]
+        return "\n".join([*ids, "", *pools, "", world.scratch_role(), "", *entries]) + "\n"
 
     def _task_files(self) -> dict[str, str]:
         """Running tasks, and the last that have ended (pve-common INotify.pm:write_active_workers)."""

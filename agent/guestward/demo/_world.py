@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
+from guestward.model.usercfg import subjects
+
 from ._backups import Backups
-from ._state import DISK_SIZE, Acl, Guest, Storage, Task, TaskFailed, Value, boottime, conf_path, new_config
+from ._state import DISK_SIZE, Acl, Guest, Storage, Task, TaskFailed, Value, boottime, conf_path, new_config, volumes_of
 from ._tls import Authority
 from ._tree import PHASES, HostTree
 
@@ -38,6 +41,7 @@ class World:
         self.node = node
         self.token_id = token_id
         self.user_id = token_id.partition("!")[0]
+        self.known = [self.user_id, token_id]  # users and tokens; those beside ours cannot log in
         self.guests: dict[int, Guest] = {}
         self.pools: dict[str, set[int]] = {pool: set()}
         self.storages = {"local": Storage("local", content="backup,vztmpl,iso"), "local-lvm": Storage("local-lvm", type="lvmthin")}
@@ -88,11 +92,32 @@ class World:
         """What the root helper does: GuestwardScratch at each /vms/VMID, for user and token."""
         for vmid in vmids:
             for who in (self.user_id, self.token_id):
-                self.acl.grant(f"/vms/{vmid}", who, ROLES["GuestwardScratch"])
+                self.grant_scratch(f"/vms/{vmid}", who)
+
+    def grant_scratch(self, path: str, who: str) -> None:
+        """That role for user or token."""
+        self.acl.grant(path, who, ROLES["GuestwardScratch"])
+
+    def know(self, token_id: str) -> None:
+        """One more token with its user, granted the scratch band."""
+        for who in subjects(token_id):
+            if who not in self.known:
+                self.known.append(who)
+            for vmid in BAND:
+                self.grant_scratch(f"/vms/{vmid}", who)
+
+    def scratch_role(self) -> str:
+        """The role as its line of user.cfg."""
+        return f"role:GuestwardScratch:{','.join(sorted(ROLES['GuestwardScratch']))}:"
+
+    def scratch_entries(self) -> list[tuple[str, str]]:
+        """Path and user or token of each entry of a guest that has all of that role, and hands it down."""
+        scratch, paths = set(ROLES["GuestwardScratch"]), sorted(path for path in self.acl.paths() if path.startswith("/vms/"))
+        return [(path, who) for path in paths for who, entry in self.acl.at(path).items() if scratch <= {p for p in entry if entry[p]}]
 
     def change_grant(self, grant: bool, priv: str, path: str, who: str, propagate: bool) -> None:
         """Give or take one privilege."""
-        ids = {"both": (self.user_id, self.token_id), "user": (self.user_id,), "token": (self.token_id,)}[who]
+        ids = {"both": (self.user_id, self.token_id), "user": (self.user_id,), "token": (self.token_id,)}.get(who, (who,))
         for ugid in ids:
             if grant:
                 self.acl.grant(path, ugid, [priv], propagate)
@@ -203,8 +228,6 @@ class World:
         self.acl.forget_guest(guest.vmid)
         for members in self.pools.values():
             members.discard(guest.vmid)
-        if not guest.leaves_volumes:
-            self.volumes = {volume: owner for volume, owner in self.volumes.items() if owner != guest.vmid}
         self.changed()
 
     # ------------------------------------------------------------- power
@@ -376,28 +399,61 @@ class World:
     # ----------------------------------------------------- create, destroy
 
     async def create(self, vmid: int, kind: str, by: str, how: str, killed: bool, **config: Value) -> str:
-        """A new guest with a new identity: stopped, in no pool; killed half-way it keeps lock `create` (facts F1)."""
+        """A new guest with a new identity: stopped, in no pool.
+
+        Killed half-way, lock `create` is the only line that it has, and nothing refers to the volume that was made (timelines 8).
+        """
         types = {"create": "create", "restore": "restore", "clone": "clone"}
         task = self.start_task(f"{'vz' if kind == 'lxc' else 'qm'}{types[how]}", str(vmid), by, by_api="!" in by)
-        guest = Guest(vmid, kind, self.node, new_config(vmid, kind, ["local-lvm"], net=True, name=None))
-        guest.config.update({"lock": "create"} if killed else {}, **config)
+        disk = next(n for n in itertools.count() if f"local-lvm:vm-{vmid}-disk-{n}" not in self.volumes)
+        guest = Guest(vmid, kind, self.node, new_config(vmid, kind, ["local-lvm"], net=True, name=None, disk=disk))
+        self.volumes |= dict.fromkeys(guest.volumes(), vmid)
+        guest.config = {**({"lock": "create"} if killed else guest.config), **config}
         self.add(guest, None)
         self.end_task(task, "unexpected status" if killed else "OK")
         return task.upid
 
-    def destroy(self, guest: Guest, user: str, by_api: bool = False) -> Task:
-        """Begin a vzdestroy or qmdestroy."""
+    def why_kept(self, guest: Guest, *, force: bool = False, purge: bool = True) -> str:
+        """Why PVE does not destroy it, in its order; "" where it does. Of a VM's lock only the task speaks (facts E5)."""
+        if str(guest.config.get("protection", 0)) == "1":
+            return f"can't remove {guest.label} {guest.vmid} - protection mode enabled"
+        if guest.kind == "lxc" and guest.lock is not None:
+            return f"CT is locked ({guest.lock})"
+        if guest.ha_managed and not purge:
+            return f"unable to remove {guest.label} {guest.vmid} - used in HA resources and purge parameter not set."
+        if guest.running and not force:
+            ct = f"unable to destroy CT {guest.vmid} - container is running"
+            return ct if guest.kind == "lxc" else f"VM {guest.vmid} is running - destroy failed"
+        return ""
+
+    def destroy(self, guest: Guest, user: str, *, by_api: bool = False, force: bool = False, unreferenced: bool = False) -> Task:
+        """Begin a vzdestroy or qmdestroy. It frees what the configuration names, `unreferenced` all that has this VMID (facts E5)."""
 
         async def body(task: Task) -> str | None:
-            self._check_lock(guest)
+            if guest.lock != "suspended" or guest.kind == "lxc":
+                self._check_lock(guest)
+            if kept := self.why_kept(guest, force=force):
+                raise TaskFailed(kept)
+            await self._wind_down(guest)
             await asyncio.sleep(0.05)
             if guest.leaves_volumes and guest.kind == "lxc":
                 raise TaskFailed(f"unable to free volume '{guest.volumes()[0]}'")
+            if not guest.leaves_volumes:
+                self._free(guest, unreferenced)
+            guest.config, guest.snapshots = {"lock": "destroyed"}, {}
+            self.changed()
+            await asyncio.sleep(0.05)
             self.forget(guest)
             # A VM's volume that cannot be freed is only a warning: the disk is orphaned (facts E5).
             return "WARNINGS: 1" if guest.leaves_volumes else None
 
         return self.start_task(f"{guest.task_prefix}destroy", str(guest.vmid), user, body, by_api)
+
+    def _free(self, guest: Guest, unreferenced: bool) -> None:
+        named = {volume for config in (guest.config, *guest.snapshots.values()) for volume in volumes_of(config)}
+        self.volumes = {
+            volume: owner for volume, owner in self.volumes.items() if owner != guest.vmid or not (unreferenced or volume in named)
+        }
 
     def delete_snapshot(self, guest: Guest, name: str, user: str, *, by_api: bool = True, failure: str = "") -> Task:
         """Begin a vzdelsnapshot or qmdelsnapshot; a lock stops it, `force` or not, and one that fails leaves its own (facts C6)."""

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from guestward.cli.caller import become_service_user
 from guestward.cli.output import FAILED, OK, CommandError
-from guestward.config import LocksSection, WatchdogSection
+from guestward.config import LocksSection, ScratchSection, WatchdogSection
+from guestward.policy import rights
 
 if TYPE_CHECKING:
     from guestward.demo.pvehost import PveHost
@@ -42,14 +43,14 @@ POLL = 0.2
 COLOURS = {"host": "36", "demo": "2", "warn": "33", "error": "31;1", "chapter": "1"}
 LONGEST_FOLDER = 50  # bytes; a socket's address has 107, and some are for `/guestward-demo-xxxxxxxx/host/run/guestward/helper.sock`
 PATIENCE = 8.0  # for an agent that was asked to end
-REAL, REAL_LOCKS = WatchdogSection(), LocksSection()
+REAL, REAL_LOCKS, REAL_SCRATCH = WatchdogSection(), LocksSection(), ScratchSection()
 INCIDENT_S = 587  # the outage that was measured in the real incident
 BOUND_S = 95  # guest stopped -> start sent, at real intervals, when nothing stands in the way
 NO_SPACE = "no space left on device"
 OF_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM", "CREDENTIALS_DIRECTORY")
 NEXT = """\
 Where to look next
-  README.md         sections Configure, Use, Locks, Watch, What it does not do
+  README.md         sections Install, Use, Locks, Watch, What it does not do
   docs/events.md    every event that the agent logs, and every guard
   docs/metrics.md   every metric, and the alerts to have
   guestward check   on a PVE host: reads everything that the agent will read, and says what is wrong"""
@@ -61,8 +62,10 @@ class Pace:
 
     interval: float = 2
     confirm: float = 1
-    backoff: tuple[float, float, float] = (2, 4, 8)
+    backoff: tuple[float, float, float] = (1, 2, 4)
     lock_confirm: float = 2
+    min_age: float = 3
+    band_interval: float = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,10 @@ DB = Cast(103, "db", "qemu", True, "dies of a full disk and cannot start again",
 MAIL = Cast(104, "mail", "lxc", True, "nothing; it just runs")
 CAST = (WEB, SHOP, LAB, DB, MAIL)
 CLEARED = [f"pct unlock {SHOP.vmid}", f"pct delsnapshot {SHOP.vmid} vzdump"]
+TESTER = "restic@pve!restore"
+SLOT = Cast(REAL_SCRATCH.first, f"ct{REAL_SCRATCH.first}", "lxc", False, "is restored by a test that dies, twice")
+SLOT_PATH = f"/vms/{SLOT.vmid}"
+TORN_DOWN = ["destroy", "stop", "destroy"]
 
 
 class NotSeenError(Exception):
@@ -134,7 +141,7 @@ class TextPrinter:
             print("\n" + self._coloured_as("chapter", line.text), flush=True)
             return
         who = "..." if line.who == "demo" else line.who
-        head = f"{line.t:5.1f}  {who:<5}  " + (f"{line.event:<16} {line.guest:<5} " if line.who == "agent" else "")
+        head = f"{line.t:5.1f}  {who:<5}  " + (f"{line.event:<17} {line.guest:<8} " if line.who == "agent" else "")
         text = (line.level.upper() + " " if line.level != "info" else "") + line.text
         body = textwrap.fill(text, self._width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False, max_lines=6)
         print(self._coloured_as(line.level if line.level != "info" else line.who, body), flush=True)
@@ -282,7 +289,8 @@ def _record(line: str) -> Record:
 class Stage:
     """The host, the agent, and what has been seen of both.
 
-    moments: when the world did what, in seconds since the start. locks: what `guestward locks` said in the middle of incident 2.
+    moments: when the world did what, in seconds since the start. locks, scratch: what `guestward locks` and `guestward scratch list` said
+    in the middle of incidents 2 and 3. left: volumes that were there after the first teardown.
     """
 
     host: PveHost
@@ -294,6 +302,8 @@ class Stage:
     records: list[tuple[float, Record]] = field(default_factory=list)
     moments: dict[str, float] = field(default_factory=dict)
     locks: str = ""
+    scratch: str = ""
+    left: tuple[str, ...] = ()
     _said_at: float = 0.0
     _ending: bool = False
     _ended: bool = False
@@ -386,7 +396,7 @@ def _backup_incident(stage: Stage) -> None:
     stage.world("web_down", "web reboots itself from inside. It goes down; coming up again is refused: CT is locked (backup).")
     stage.event("the agent to see that web is down", "guest_down", vmid=WEB.vmid, guard="locked")
     stage.note("The backup goes on for some more sweeps. The agent waits; a reason is logged once, not with every sweep.")
-    stage.sweeps(4, "sweeps in which the agent leaves web to its backup")
+    stage.sweeps(3, "sweeps in which the agent leaves web to its backup")
     host.backup_end(WEB.vmid)
     stage.world("backup_ends", "The backup ends: OK. The lock is gone, web is stopped, and nothing in PVE would ever start it again.")
     stage.event("the agent to see that the backup is over", "guest_waiting", vmid=WEB.vmid, guard="unconfirmed")
@@ -426,8 +436,55 @@ def _dead_backup(stage: Stage) -> None:
     stage.world("shop_up", f"shop is {state['status']}, with pid {state['pid']}; lock: {lock}; snapshots: {snapshots}.")
 
 
+def _dead_restore(stage: Stage) -> None:
+    """As recorded on a real node (recorded/timelines.md, 8n)."""
+    host, vmid = stage.host, SLOT.vmid
+    stage.note("3. A restore test dies, and leaves a guest that nobody can destroy; then the next one dies", "chapter")
+    host.create(vmid, by=TESTER, how="restore", killed=True)
+    stage.world(
+        "restore_dies",
+        f"{TESTER} restores a backup as {vmid}, to see whether it can be. The restore is killed. What stays is a guest with nothing but a "
+        f"lock (`create`), and PVE refuses to destroy it.",
+    )
+    stage.event("the agent to find what was left", "scratch_found", vmid=vmid)
+    stage.scratch = stage.agent.ask("scratch", "list")
+    wait, real = _span(stage.pace.min_age), _span(REAL_SCRATCH.min_age)
+    stage.note(f"PVE's record proves whose it is. Somebody may still look at it, so it stays for {wait} (on a real host {real}).")
+    stage.wait("the lock to be cleared", lambda: f"pct unlock {vmid}" in host.programs_run(), LIMIT)
+    stage.world("lock_cleared", f"The root helper, asked by the agent, looks for itself and clears the lock: pct unlock {vmid}")
+    stage.wait("the guest to be destroyed", lambda: ("destroy", vmid) in host.effects(), LIMIT)
+    stage.world(
+        "destroyed",
+        f"PVE destroys {SLOT.id} for the agent, and with it every grant on {SLOT_PATH}, the tester's too. Without them a slot works once, "
+        f"and nobody is shown what is left of its guest.",
+    )
+    stage.event("the grants to be back", "grant_restored", path=SLOT_PATH)
+    stage.event("a look at the storages", "scratch_leftover", vmid=vmid)
+    stage.left = tuple(host.volumes(vmid))
+    stage.note("No configuration named that volume, so PVE did not free it. The agent never does: another cluster may share the storage.")
+    for volume in stage.left:
+        host.free(volume)
+    stage.world("freed", f"Somebody reads that ERROR and does what it says: {'; '.join(f'pvesm free {volume}' for volume in stage.left)}")
+    _dead_tester(stage)
+
+
+def _dead_tester(stage: Stage) -> None:
+    """The second time, in the same slot: no lock, but it runs."""
+    host, vmid = stage.host, SLOT.vmid
+    if "VM.Allocate" not in host.held(TESTER, SLOT_PATH):
+        raise NotSeenError(f"{TESTER} may restore into {vmid} again")
+    host.create(vmid, by=TESTER, how="restore")
+    host.start(vmid, by=TESTER)
+    stage.world("tester_dies", f"{TESTER} has its grant again and uses the slot again. The guest runs, and then the test itself dies.")
+    stage.event("the agent to find the guest", "scratch_found", vmid=vmid, name=SLOT.name)
+    stage.wait("the guest to be stopped", lambda: ("stop", vmid) in host.effects(), LIMIT)
+    stage.world("stopped_again", f"PVE stops {SLOT.id} for the agent.")
+    stage.event("the guest to be gone", "scratch_destroyed", vmid=vmid, outcome="gone")
+    stage.note("That was said with the grant back and after a look at every storage; without, it would have been: unknown.")
+
+
 def _left_alone(stage: Stage) -> None:
-    stage.note("3. lab is shut down on purpose, and must be left alone", "chapter")
+    stage.note("4. lab is shut down on purpose, and must be left alone", "chapter")
     stage.host.stop(LAB.vmid, by="root@pam")
     stage.world("lab_down", "root@pam stops lab. It has no onboot, PVE's mark of a guest that should run: somebody wants it down.")
     stage.event("the agent to see that lab is down", "guest_down", vmid=LAB.vmid, guard="onboot_off")
@@ -435,7 +492,7 @@ def _left_alone(stage: Stage) -> None:
 
 
 def _given_up(stage: Stage) -> None:
-    stage.note("4. db cannot start: three attempts, then a call for a person", "chapter")
+    stage.note("5. db cannot start: three attempts, then a call for a person", "chapter")
     stage.host.die(DB.vmid)
     stage.world("db_down", f"The process of db dies: its disk is full. Every start will fail ({NO_SPACE}).")
     for number, (here, real) in enumerate(zip(stage.pace.backoff, REAL.backoff, strict=True), start=1):
@@ -445,11 +502,11 @@ def _given_up(stage: Stage) -> None:
         stage.note(f"{then} with the first sweep after {_span(here)} (on a real host {_span(real)}).")
     stage.event("the agent to give db up", "given_up", LIMIT + stage.pace.backoff[-1], vmid=DB.vmid)
     stage.note("Some more sweeps, in which there must be no fourth attempt and no second ERROR.")
-    stage.sweeps(3, "sweeps in which db is left as it is")
+    stage.sweeps(2, "sweeps in which db is left as it is")
 
 
 def _span(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min" if seconds < 7200 else f"{seconds / 3600:g} h"
 
 
 # ------------------------------------------------------------------ what came of it
@@ -459,7 +516,8 @@ def _span(seconds: float) -> str:
 class Evidence:
     """All that the verdict rests on, as the host itself counted it.
 
-    effects: what reached it through the API; programs: what the root helper ran there; running: VMIDs.
+    effects: what reached it through the API; programs: what the root helper ran there; running: VMIDs. left: volumes after the first
+    teardown; rest: those at the end. granted: whether agent and restore tester have all their grants in the slot at the end.
     """
 
     records: list[tuple[float, Record]]
@@ -470,6 +528,9 @@ class Evidence:
     sweeps: dict[str, int]
     requests: int
     exit_code: int
+    left: tuple[str, ...]
+    rest: tuple[str, ...]
+    granted: bool
 
     def times(self, event: str, cast: Cast) -> list[float]:
         """When the agent logged this event of this guest."""
@@ -478,6 +539,15 @@ class Evidence:
     def done_to(self, cast: Cast) -> list[str]:
         """What the agent did to this guest."""
         return [verb for verb, vmid in self.effects if vmid == cast.vmid]
+
+    def helped(self, cast: Cast) -> list[str]:
+        """What the root helper ran for this guest, without the rest of the command lines."""
+        words = [program.split() for program in self.programs]
+        return [" ".join(found[:2]) for found in words if str(cast.vmid) in found or f"/vms/{cast.vmid}" in found]
+
+    def named(self) -> list[object]:
+        """The volumes that were told with an ERROR."""
+        return [volume for _, record in self.records if record.get("event") == "scratch_leftover" for volume in record["volumes"]]
 
     def errors(self) -> list[tuple[object, object]]:
         """Event and guest of every ERROR."""
@@ -492,14 +562,32 @@ def promises(seen: Evidence) -> list[tuple[str, bool]]:
         ("web runs again, by exactly one start of the agent", WEB.vmid in seen.running and seen.done_to(WEB) == ["start"]),
         ("web was not touched before its backup had ended", bool(sent) and sent[0] > seen.moments["backup_ends"]),
         ("shop runs again, by exactly one start of the agent", SHOP.vmid in seen.running and seen.done_to(SHOP) == ["start"]),
-        ("shop was unlocked once and its snapshot deleted once, and no other lock was touched", seen.programs == CLEARED),
+        (
+            "shop was unlocked once and its snapshot deleted once, and no other lock was touched but that of the dead restore",
+            [program for program in seen.programs if str(SLOT.vmid) not in program] == CLEARED,
+        ),
         (
             "shop was not touched before the last process of its backup had ended",
             bool(cleared) and cleared[0] > seen.moments["archive_ends"],
         ),
+        (
+            "what the restore tests left was torn down twice over, and nothing else was destroyed or stopped",
+            [(verb, vmid) for verb, vmid in seen.effects if verb in TORN_DOWN] == [(verb, SLOT.vmid) for verb in TORN_DOWN],
+        ),
+        (
+            "the grants that PVE deleted with it were put back both times, for the agent and for the restore tester",
+            seen.helped(SLOT) == ["pct unlock", "pveum acl", "pveum acl"] and seen.granted,
+        ),
+        (
+            "the volume that was left was named and not freed; what was called gone was gone",
+            bool(seen.left) and seen.named() == list(seen.left) and not seen.rest and len(seen.times("scratch_destroyed", SLOT)) == 1,
+        ),
         ("lab stays down as its owner left it; nothing was done to it", LAB.vmid not in seen.running and not seen.done_to(LAB)),
         ("db was started exactly three times, and then no more", seen.done_to(DB) == ["start"] * 3 and DB.vmid not in seen.running),
-        ("db was given up with one ERROR, and there was no other", seen.errors() == [("given_up", DB.vmid)]),
+        (
+            "a person was called twice, each time by one ERROR: for the volume that was left, and for db",
+            seen.errors() == [("scratch_leftover", SLOT.vmid), ("given_up", DB.vmid)],
+        ),
         ("mail ran all the time; nothing was done to it", MAIL.vmid in seen.running and not seen.done_to(MAIL)),
         ("the agent ended in good order when it was asked to", seen.exit_code == OK),
     ]
@@ -523,6 +611,14 @@ def numbers(seen: Evidence) -> Record:
         "cleared_after_s": round(tidy - proven, 3),
         "starts": len(seen.done_to(SHOP)),
     }
+    gone = seen.times("scratch_destroyed", SLOT)[0]
+    scratch = {
+        "cleared_after_s": round(at["lock_cleared"] - at["restore_dies"], 3),
+        "destroyed_after_s": round(at["destroyed"] - at["restore_dies"], 3),
+        "looked_after_s": round(seen.times("scratch_leftover", SLOT)[0] - at["destroyed"], 3),
+        "again_after_s": round(gone - at["tester_dies"], 3),
+        "destroys": seen.done_to(SLOT).count("destroy"),
+    }
     db = {
         "starts": len(seen.done_to(DB)),
         "waits_s": [round(later - before, 3) for later, before in zip(tried[1:], failed, strict=False)],
@@ -536,26 +632,31 @@ def numbers(seen: Evidence) -> Record:
         "by_helper": len(seen.programs),
         "log_lines": len(seen.records),
     }
-    return {"web": web, "shop": shop, "lab": lab, "db": db, "mail": {"starts": len(seen.done_to(MAIL))}, "agent": agent}
+    mail = {"starts": len(seen.done_to(MAIL))}
+    return {"web": web, "shop": shop, "scratch": scratch, "lab": lab, "db": db, "mail": mail, "agent": agent}
 
 
 def in_words(found: Record) -> str:
     """The numbers for people."""
-    web, shop, lab, db, agent = found["web"], found["shop"], found["lab"], found["db"], found["agent"]
+    web, shop, scratch, lab, db, agent = (found[name] for name in ("web", "shop", "scratch", "lab", "db", "agent"))
     waits = " and ".join(f"{wait:.1f} s" for wait in db["waits_s"])
     done, seen = agent["changes"], agent["sweeps"]
     facts = (
-        f"  web    It was down for {web['down_s']:.1f} s.",
+        f"  web      It was down for {web['down_s']:.1f} s.",
         f"For {web['backup_s']:.1f} s of that its backup ran, and nobody can start it then.",
         f"The agent sent its start {web['sent_after_s']:.1f} s after the backup; at real intervals that takes up to {BOUND_S} s.",
         f"In the real incident, without an agent, it was {INCIDENT_S} s until a person started it.\n",
-        f" shop   It was down for {shop['down_s']:.1f} s. For {shop['backup_s']:.1f} s of that something of its backup lived.",
+        f" shop     It was down for {shop['down_s']:.1f} s. For {shop['backup_s']:.1f} s of that something of its backup lived.",
         f"{shop['proven_after_s']:.1f} s later its lock was proven to be nobody's (at real intervals one to two minutes);",
         f"{shop['cleared_after_s']:.1f} s after that lock and snapshot were gone. Without an agent it waits for a person.\n",
-        f" lab    It stayed down until the end, for {lab['watched_s']:.1f} s; starts by the agent: {lab['starts']}.\n",
-        f" db     Attempts: {db['starts']}, with {waits} between them; given up {db['given_up_after_s']:.1f} s after it died.",
+        f" scratch  The dead restore's guest was destroyed after {scratch['destroyed_after_s']:.1f} s (at real intervals two hours);",
+        f"{scratch['looked_after_s']:.1f} s later the grants were back and what was left was named.",
+        f"The second time all of it took {scratch['again_after_s']:.1f} s.",
+        "Without an agent a slot works once, and is lost where a restore dies.\n",
+        f" lab      It stayed down until the end, for {lab['watched_s']:.1f} s; starts by the agent: {lab['starts']}.\n",
+        f" db       Attempts: {db['starts']}, with {waits} between them; given up {db['given_up_after_s']:.1f} s after it died.",
         f"It stays down until something changes, or until a person has mended it and says `guestward rearm {DB.vmid}`.\n",
-        f" agent  Sweeps: {sum(seen.values())}, of which {seen['complete']} saw everything.",
+        f" agent    Sweeps: {sum(seen.values())}, of which {seen['complete']} saw everything.",
         f"Requests to PVE: {agent['requests']}, of which {done} changed something; changes by the root helper: {agent['by_helper']}.",
         f"Lines logged: {agent['log_lines']}.",
     )
@@ -569,6 +670,7 @@ class Views:
     status: str
     explain: str
     locks: str
+    scratch: str
     metrics: list[str]
 
 
@@ -581,9 +683,11 @@ def _views(stage: Stage) -> Views:
         f'guestward_guest_up{{id="{SHOP.id}"',
         f'guestward_start_attempts_total{{id="{DB.id}",outcome="failed"',
         f'guestward_guest_given_up{{id="{DB.id}"',
+        "guestward_scratch_leftovers ",
+        f'guestward_permission_ok{{path="{SLOT_PATH}",privilege="VM.Allocate"',
     )
     lines = [line for line in stage.agent.metrics() if line.startswith(wanted)]
-    return Views(stage.agent.ask("status"), stage.agent.ask("explain", str(DB.vmid)), stage.locks, lines)
+    return Views(stage.agent.ask("status"), stage.agent.ask("explain", str(DB.vmid)), stage.locks, stage.scratch, lines)
 
 
 # ------------------------------------------------------------------ the whole
@@ -603,9 +707,14 @@ Proxmox VE (PVE) runs containers and virtual machines, its guests. This host is 
 
 {guests}
 
+Beside them there is a band of VMIDs for scratch guests, {REAL_SCRATCH.first} to {REAL_SCRATCH.last}. {TESTER} restores backups into it, \
+to test them, and should destroy afterwards what it has made.
+
 Shortened here: the agent looks at all guests (a sweep) every {pace.interval:g} s, on a real host every {_span(REAL.interval)}; it looks \
 twice before it starts a guest, {pace.confirm:g} s apart ({_span(REAL.confirm)}), and before it \
-clears a lock, {pace.lock_confirm:g} s apart ({_span(REAL_LOCKS.confirm)}); it waits {waits} s after failed attempts ({real}).
+clears a lock, {pace.lock_confirm:g} s apart ({_span(REAL_LOCKS.confirm)}); it waits {waits} s after failed attempts ({real}); it looks \
+at the band in every sweep (every {_span(REAL_SCRATCH.interval)}), and destroys nothing there that was in use in the last \
+{pace.min_age:g} s ({_span(REAL_SCRATCH.min_age)}).
 In the time line `host` is what happens in that world, and `agent` is the agent's own log: event, guest, message. Times are in seconds.
 While this runs, its metrics are at http://127.0.0.1:{port}/metrics"""
 
@@ -628,6 +737,11 @@ confirm = "{pace.confirm:g}s"
 backoff = [{backoff}]
 [locks]
 confirm = "{pace.lock_confirm:g}s"
+[scratch]
+origins = ["{TESTER}"]
+grantees = ["{TESTER}"]
+min_age = "{pace.min_age:g}s"
+interval = "{pace.band_interval:g}s"
 [metrics]
 listen = "127.0.0.1:{port}"
 [state]
@@ -674,7 +788,7 @@ def _signals_to(inbox: Inbox) -> Iterator[None]:
 
 
 def _play_all(stage: Stage) -> tuple[Evidence, Views]:
-    for act in (_opening, _backup_incident, _dead_backup, _left_alone, _given_up):
+    for act in (_opening, _backup_incident, _dead_backup, _dead_restore, _left_alone, _given_up):
         act(stage)
     views = _views(stage)
     sweeps = {result: stage.agent.sweeps(result) for result in ("complete", "incomplete", "aborted")}
@@ -682,9 +796,21 @@ def _play_all(stage: Stage) -> tuple[Evidence, Views]:
     code = stage.end_agent()
     host = stage.host
     running = frozenset(cast.vmid for cast in CAST if host.guest(cast.vmid)["status"] == "running")
-    return Evidence(
-        stage.records, stage.moments, host.effects(), host.programs_run(), running, sweeps, len(host.requests_seen()), code
-    ), views
+    held = [host.held(who, SLOT_PATH) for who in (host.token_id, TESTER)]
+    seen = Evidence(
+        records=stage.records,
+        moments=stage.moments,
+        effects=host.effects(),
+        programs=host.programs_run(),
+        running=running,
+        sweeps=sweeps,
+        requests=len(host.requests_seen()),
+        exit_code=code,
+        left=stage.left,
+        rest=tuple(host.volumes(SLOT.vmid)),
+        granted=all(set(rights.SCRATCH) <= found for found in held),
+    )
+    return seen, views
 
 
 def say_outcome(printer: Printer, seen: Evidence, views: Views, port: int) -> int:
@@ -699,6 +825,7 @@ def say_outcome(printer: Printer, seen: Evidence, views: Views, port: int) -> in
             f"\nWhat was promised, and whether it happened\n{verdict}",
             f"Measured in this run\n{in_words(found)}",
             f"`guestward locks` said, while the tar of the dead backup was at work\n{textwrap.indent(views.locks, '  ')}",
+            f"`guestward scratch list` said, while somebody may have looked at the dead restore\n{textwrap.indent(views.scratch, '  ')}",
             f"`guestward status` said, before the agent ended\n{textwrap.indent(views.status, '  ')}",
             f"`guestward explain {DB.vmid}` (why is db down?) said\n{textwrap.indent(views.explain, '  ')}",
             f"{address} said, among others\n{textwrap.indent(chr(10).join(views.metrics), '  ')}",
@@ -722,6 +849,7 @@ def play(output: str, pace: Pace | None = None) -> int:
             become_service_user()  # as the agent will: the folder must be one that it can read
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guestward-demo-", dir=_short_folder())))
             host = stack.enter_context(make_host(folder / "host"))
+            host.add_grantee(TESTER)
             for cast in CAST:
                 host.add_guest(cast.vmid, cast.kind, name=cast.name, onboot=cast.onboot, start=[cast.start])
             printer.prose(_scene(pace, port))

@@ -61,6 +61,7 @@ class PveHost:
         self.token_id = token_id
         self.token_secret = token_secret or secrets.token_hex(16)
         self.port = port
+        self._grantees: list[str] = []
         self._make = lambda: self._create(version, ca_key_usage, auth_delay, stats_lag)
 
     # -------------------------------------------------------- life cycle
@@ -80,9 +81,15 @@ class PveHost:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)  # as the file below: the root helper trusts what nobody else can write
         self._put(self.token_file, self.token_secret + "\n")
-        self._put(folder / "guestward.toml", f'[pve]\ntoken_id = "{self.token_id}"\n\n[scope]\npools = ["{self.pool}"]\n')
+        self._configure()
         self._helper.open()
         return self
+
+    def _configure(self) -> None:
+        """What the root helper trusts."""
+        keys = {"pve": ("token_id", self.token_id), "scope": ("pools", [self.pool]), "scratch": ("grantees", self._grantees)}
+        lines = (f"[{section}]\n{key} = {json.dumps(value)}\n" for section, (key, value) in keys.items())
+        self._put(self.token_file.with_name("guestward.toml"), "\n".join(lines))
 
     def _put(self, file: Path, text: str) -> None:
         file.touch(0o640)
@@ -377,7 +384,10 @@ class PveHost:
     def create(
         self, vmid: int, kind: str = "lxc", *, by: str = "root@pam", how: str = "create", killed: bool = False, **config: Value
     ) -> str:
-        """A new guest with a new identity: stopped, no onboot, in no pool. `how`: create, restore, clone; `killed` half-way."""
+        """A new guest with a new identity: stopped, no onboot, in no pool. `how`: create, restore, clone.
+
+        `killed` half-way: nothing but the lock `create` is in its configuration, and its volume is nobody's (timelines 8).
+        """
         return self._wait(self._world.create, vmid, kind, by, how, killed, **{key: plain(value) for key, value in config.items()})
 
     def migrate(self, vmid: int, where: str, node: str = "pve2") -> None:
@@ -435,7 +445,7 @@ class PveHost:
         self._helper.delay = seconds
 
     def program_fails(self, verb: str, text: str) -> None:
-        """PVE's next `unlock` or `delsnapshot` fails with this text; a deletion leaves its lock, as PVE's does."""
+        """PVE's next `unlock`, `delsnapshot` or `acl` fails with this text; a deletion leaves its lock, as PVE's does."""
         self._do(lambda: self._programs.failures.setdefault(verb, []).append(text))
 
     def snapshot_deletion(self, seconds: float) -> None:
@@ -443,6 +453,14 @@ class PveHost:
         self._do(setattr, self._world, "delete_takes", seconds)
 
     # ------------------------------------------------------------------ host
+
+    def volumes(self, vmid: int) -> list[str]:
+        """All volumes that have this VMID, whoever refers to them."""
+        return self._do(lambda: sorted(volume for volume, owner in self._world.volumes.items() if owner == vmid))
+
+    def free(self, volume: str) -> None:
+        """Somebody runs `pvesm free`."""
+        self._do(self._world.volumes.pop, volume)
 
     def storage(self, name: str, online: bool) -> None:
         """A storage goes or comes back."""
@@ -521,12 +539,22 @@ class PveHost:
     # ---------------------------------------------------------------- rights
 
     def grant(self, priv: str, path: str, who: str = "both", propagate: bool = True) -> None:
-        """Give a privilege to `user`, `token` or `both`."""
+        """Give a privilege to `user`, `token` or `both` of ours, or to another id."""
         self._do(self._world.change_grant, True, priv, path, who, propagate)
 
     def revoke(self, priv: str, path: str, who: str = "both") -> None:
         """Take a privilege from the entry at this path."""
         self._do(self._world.change_grant, False, priv, path, who, True)
+
+    def held(self, who: str, path: str) -> frozenset[str]:
+        """What this user or token may do there."""
+        return self._do(lambda: frozenset(self._world.acl.effective(who, path, self._world.pools)))
+
+    def add_grantee(self, token_id: str) -> None:
+        """Another token, as the restore tester's: it has the scratch band too, and the root helper's configuration names it."""
+        self._do(self._world.know, token_id)
+        self._grantees.append(token_id)
+        self._configure()
 
     def regrant(self, *vmids: int) -> None:
         """Put the scratch role back at each /vms/VMID (all of the band without an argument), as the helper does."""

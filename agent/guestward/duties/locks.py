@@ -16,7 +16,7 @@ from guestward.model.observation import Observation
 from guestward.model.reading import Reading, Unreadable
 from guestward.model.task import Task, Upid
 from guestward.policy import locks
-from guestward.ports import HelperCall, HelperLost, HelperUnreachable, PveError
+from guestward.ports import HelperCall, HelperLost, PveError
 
 READ_BUDGET = 20.0
 CHECKS_A_LOOK = 10  # containers whose snapshots are read at one look
@@ -48,7 +48,6 @@ class LockRecovery:
     calls: dict[GuestId, HelperCall] = field(default_factory=dict)
     unseen: dict[GuestId, tuple[Answer, int]] = field(default_factory=dict)
     logs: dict[Upid, tuple[str, ...]] = field(default_factory=dict)
-    helper_failing: bool = False
     freed: bool = False
     ending: bool = False
     deadline: float = 0.0
@@ -260,21 +259,11 @@ class LockRecovery:
         request = unlock if step is LockStep.UNLOCK else Request(Verb.DELETE_SNAPSHOT, vmid=id.vmid)
         self.memories[id] = locks.asking(memory, step)
         self._keep()
-        try:
-            self.calls[id] = self.state.env.helper.ask(request)
-        except HelperUnreachable as error:
+        call = self.state.ask_helper(request)
+        if call is None:
             self.memories[id] = locks.put_off(memory, self.state.env.clock.boottime() + HELPER_AGAIN)
-            if not self.helper_failing:
-                text = f"the root helper cannot be asked, and locks stay as they are until it can: {error}"
-                self.state.env.journal.emit(Event.HELPER_FAILED, message=text, reason=str(error))
-            self.helper_failing = True
         else:
-            self._helper_works()
-
-    def _helper_works(self) -> None:
-        if self.helper_failing:
-            self.state.env.journal.emit(Event.HELPER_RESTORED, message="the root helper answers again")
-        self.helper_failing = False
+            self.calls[id] = call
 
     def follow(self) -> None:
         """See whether the helper has answered, and go on from what is seen then."""

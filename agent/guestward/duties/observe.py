@@ -75,7 +75,7 @@ class Sight:
     """What was seen last, so that from what is still the same nothing is worked out again; guests and members are the same objects then.
 
     told, held: what the doors told, with what it was asked for; from them follow the listing and the missing grants. agreed: the
-    listing and the names under /etc/pve that were last found to agree.
+    listing and the names under /etc/pve that were last found to agree. privileges: all own ones, None when they could not be read.
     """
 
     cache: ConfigCache = field(default_factory=ConfigCache)
@@ -84,6 +84,7 @@ class Sight:
     agreed: tuple[object, ...] = ()
     held: tuple[object, ...] = ()
     missing: tuple[LostGrant, ...] = ()
+    privileges: rights.Privileges | None = None
 
 
 def observe(env: Env, rules: Rules, sight: Sight, deadline: float) -> Observation | Aborted:
@@ -121,8 +122,9 @@ def _observe(env: Env, rules: Rules, sight: Sight, deadline: float) -> Observati
 
 def proven_grants(env: Env, rules: Rules, sight: Sight, deadline: float) -> tuple[LostGrant, ...]:
     """The grants that are missing, none of which ownership needs. Raises LookAbortedError where one does."""
+    sight.privileges = None
     try:
-        held = env.pve.privileges(deadline=deadline)
+        held = sight.privileges = env.pve.privileges(deadline=deadline)
     except PveError as error:
         raise LookAbortedError(f"own privileges: {error}") from error
     asked = (rules, env.pve.node, held)

@@ -120,7 +120,7 @@ class PowerWatch:
 
     def _rearm_requests(self) -> None:
         self.state.rearmed = self.env.store.take_rearms()
-        for vmid in self.state.rearmed:
+        for vmid in (vmid for vmid in self.state.rearmed if not self.state.rules.in_scratch_band(vmid)):
             for memory in [m for m in self.state.memories.values() if m.id.vmid == vmid and not m.away]:
                 self.state.take(recall.rearmed_by_operator(memory))
 

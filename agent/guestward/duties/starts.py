@@ -178,14 +178,16 @@ class Starter:
 
     def _find_task(self, memory: GuestMemory, attempt: Attempt, deadline: float) -> Upid | None:
         """The task of a start whose answer was lost: the first of ours after the request. One list that fails does not hide the other's."""
-        pve, now = self.state.env.pve, self.state.env.clock.boottime()
+        pve, clock = self.state.env.pve, self.state.env.clock
+        now, offset = clock.boottime(), clock.wall() - clock.boottime()
         tasks: list[Task] = []
         for ask in (pve.active_tasks, pve.past_tasks):
             try:
                 tasks += ask(deadline=deadline)
             except PveError:
                 continue  # asked again in a second, until the deadline
-        found = attempts.own_starts(tasks, memory.id, pve.token_id, attempt.begun_at - 1, now)
+        ours = causes.of_this_boot(tasks, now, (*self.state.node.offsets, offset))  # after each boot starts come at the same seconds
+        found = attempts.own_starts(ours, memory.id, pve.token_id, attempt.begun_at - 1, now)
         return found[0] if found else None
 
     def _task(self, upid: Upid, deadline: float) -> TaskStatus | None:

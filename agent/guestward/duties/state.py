@@ -10,15 +10,18 @@ from guestward.duties.observe import Sight
 from guestward.duties.quiet import Quiet
 from guestward.duties.telling import Teller
 from guestward.model.decision import Closure, Decision, Gate, GateReason, Guard
+from guestward.model.events import Event
 from guestward.model.guest import GuestId
+from guestward.model.helper import Request
 from guestward.model.locks import LockDecision
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
-from guestward.model.observation import Observation
+from guestward.model.observation import LostGrant, Observation
 from guestward.model.reading import Unreadable
 from guestward.model.rules import Rules
+from guestward.model.scratch import ScratchDecision
 from guestward.policy import causes, gate, recall, rights
 from guestward.policy.guards import Case
-from guestward.ports import Board, Row
+from guestward.ports import Board, HelperCall, HelperUnreachable, Row
 
 Holds = dict[int | None, tuple[Hold, float]]
 
@@ -51,6 +54,9 @@ class WatchState:
     rearmed: tuple[int, ...] = ()
     lock_decisions: tuple[LockDecision, ...] = ()
     recovering: frozenset[GuestId] = frozenset()
+    lost_in_band: tuple[LostGrant, ...] = ()
+    scratch_decisions: tuple[ScratchDecision, ...] = ()
+    helper_failing: bool = False
     _saved: dict[GuestId, GuestMemory] = field(init=False)
     _rows: tuple[Row, ...] | None = None
 
@@ -160,6 +166,21 @@ class WatchState:
             if decision.id.vmid not in holds and recall.lasting(before.get(decision.id), self._memories[decision.id], decision, seen):
                 self.quiet.keep(self._row(seen, decision))
 
+    def ask_helper(self, request: Request) -> HelperCall | None:
+        """Ask the root helper for something; None when it cannot be asked. Told once, as is that it can be asked again."""
+        try:
+            call = self.env.helper.ask(request)
+        except HelperUnreachable as error:
+            if not self.helper_failing:
+                text = f"the root helper cannot be asked; until it can, locks and lost grants of the scratch band stay as they are: {error}"
+                self.env.journal.emit(Event.HELPER_FAILED, message=text, reason=str(error))
+            self.helper_failing = True
+            return None
+        if self.helper_failing:
+            self.env.journal.emit(Event.HELPER_RESTORED, message="the root helper answers again")
+        self.helper_failing = False
+        return call
+
     def save(self) -> None:
         """Make durable what has changed since the last time."""
         if self._memories == self._saved:
@@ -191,10 +212,11 @@ class WatchState:
             incomplete=self.incomplete,
             last_complete_at=self.last_complete[0] if self.last_complete else None,
             last_complete_wall=self.last_complete[1] if self.last_complete else None,
-            lost=tuple(sorted(str(grant) for grant in self.teller.lost)),
-            required=rights.in_words(self.env.config.scope.pools, self.env.pve.node),
+            lost=tuple(sorted(str(grant) for grant in {*self.teller.lost, *self.lost_in_band})),
+            required=rights.in_words(self.rules, self.env.pve.node),
             ended=self.ended,
             locks=self.lock_decisions,
+            scratch=self.scratch_decisions,
         )
 
     def _all_rows(self, obs: Observation) -> tuple[Row, ...]:

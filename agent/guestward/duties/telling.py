@@ -118,18 +118,24 @@ class Teller:
         self.lost = frozenset(lost)
 
     def hold(self, holds: dict[int | None, tuple[Hold, float]]) -> None:
-        """Holds that begin, are replaced, or end. holds: scope -> hold in force and the seconds that it still lasts."""
+        """Holds and claims that begin, are replaced, or end. holds: scope -> hold in force and the seconds that it still lasts."""
         if not holds and not self.holds:
             return
         for scope, (hold, remaining) in holds.items():
             if self.holds.get(scope) != hold:
                 name = scope_name(scope)
-                text = f"{name} is held by {hold.by} for {remaining:.0f} s: {hold.reason or 'no reason given'}"
+                text = f"{name} is {_state(hold)} by {hold.by} for {remaining:.0f} s: {hold.reason or 'no reason given'}"
                 self.env.journal.emit(Event.HELD, message=text, scope=name, by=hold.by, for_s=round(remaining), reason=hold.reason)
         for scope in self.holds.keys() - holds.keys():
             name = scope_name(scope)
-            self.env.journal.emit(Event.RELEASED, message=f"{name} is no longer held", scope=name, reason=self.holds[scope].reason)
+            text = f"{name} is no longer {_state(self.holds[scope])}"
+            self.env.journal.emit(Event.RELEASED, message=text, scope=name, reason=self.holds[scope].reason)
         self.holds = {scope: hold for scope, (hold, _) in holds.items()}
+
+
+def _state(hold: Hold) -> str:
+    """A claim is a hold on a VMID of the scratch band, and is called what it is."""
+    return "claimed" if hold.claim else "held"
 
 
 def scope_name(scope: int | None) -> str:

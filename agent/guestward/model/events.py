@@ -92,8 +92,8 @@ class Event:
         "given_up", _E, "attempts reason", "All attempts are used up; the guest stays down until something changes or `rearm`.", guest=True
     )
     REARMED = _kind("rearmed", _I, "reason", "The guest has all its attempts again.", guest=True)
-    HELD = _kind("held", _I, "scope by for_s reason", "A hold is in force.")
-    RELEASED = _kind("released", _I, "scope reason", "A hold ended.")
+    HELD = _kind("held", _I, "scope by for_s reason", "A hold is in force, or a claim on a VMID of the scratch band.")
+    RELEASED = _kind("released", _I, "scope reason", "A hold or a claim ended.")
     NOT_WORKING = _kind(
         "not_working", _W, "state", "The guest runs but does not work (paused, io-error, frozen ...). It is never touched.", guest=True
     )
@@ -125,10 +125,63 @@ class Event:
     LOCK_OLD = _kind(
         "lock_old", _W, "lock age_s evidence", "A lock is older than `[locks] warn_after`; whose it is, as far as known.", guest=True
     )
-    HELPER_FAILED = _kind("helper_failed", _E, "reason", "The root helper cannot be asked; locks stay as they are until it can.")
+    SCRATCH_FOUND = _kind(
+        "scratch_found",
+        _I,
+        "verdict evidence",
+        "A guest in the scratch band is provably ours, and goes when nobody uses it.",
+        guest=True,
+    )
+    SCRATCH_REFUSED = _kind(
+        "scratch_refused",
+        _W,
+        "verdict evidence",
+        "A guest in the scratch band is not torn down, whatever its age: nothing proves that it is ours, or it must not be.",
+        guest=True,
+    )
+    SCRATCH_STEP_FAILED = _kind(
+        "scratch_step_failed",
+        _E,
+        "step reason attempt of",
+        "A step of a teardown failed, or what came of it is not known; it is tried again so often, later, from what is seen then.",
+        guest=True,
+    )
+    SCRATCH_DESTROYED = _kind(
+        "scratch_destroyed",
+        (_I, _W),
+        "outcome reason evidence",
+        "A scratch guest was destroyed by us. `outcome`: gone, when it was seen that no volume is left; unknown (WARN) when that could not "
+        "be seen.",
+        guest=True,
+    )
+    SCRATCH_LEFTOVER = _kind(
+        "scratch_leftover",
+        _E,
+        "volumes reason",
+        "A scratch guest was destroyed, and volumes with its VMID are left; the message has the commands that free them.",
+        guest=True,
+    )
+    SCRATCH_STRANDED = _kind(
+        "scratch_stranded",
+        _E,
+        "path privilege reason",
+        "A scratch guest cannot be torn down: the token, or its user, lacks a grant that could not be put back.",
+        guest=True,
+    )
+    HELPER_FAILED = _kind(
+        "helper_failed", _E, "reason", "The root helper cannot be asked; locks and lost grants of the band stay as they are until it can."
+    )
     HELPER_RESTORED = _kind("helper_restored", _I, "", "The root helper answers again.")
-    GRANT_LOST = _kind("grant_lost", _E, "path privilege", "The token lost a privilege that it needs.")
-    GRANT_RESTORED = _kind("grant_restored", _I, "path privilege", "The privilege is back.")
+    GRANT_LOST = _kind(
+        "grant_lost",
+        _E,
+        "path privilege",
+        "The token lost a privilege that it needs. Of the scratch band only when the root helper could not put it back.",
+    )
+    GRANT_RESTORED = _kind(
+        "grant_restored", _I, "path privilege", "The privilege is back. Of the scratch band: the root helper has put it back."
+    )
+    GRANT_EXCESS = _kind("grant_excess", _W, "path privilege", "The token may do more than it needs, and that is dangerous.")
     STORE_FAILED = _kind(
         "store_failed",
         _E,

@@ -102,7 +102,7 @@ class GuestConfig:
 
     identity: what tells this guest from another with the same VMID; empty when the configuration has nothing of the kind.
     fingerprint: changes with every change of configuration, but not with locks, snapshots and `parent`.
-    storages: the storages without which the guest cannot start.
+    storages: the storages without which the guest cannot start. base: it has a volume that linked clones may live on.
     """
 
     identity: str
@@ -112,6 +112,9 @@ class GuestConfig:
     lock: str | None = None
     startup: Startup = Startup()
     storages: frozenset[str] = frozenset()
+    tags: frozenset[str] = frozenset()
+    protection: bool = False
+    base: bool = False
 
     @classmethod
     def from_api(cls, kind: GuestKind, values: Mapping[str, str]) -> GuestConfig:
@@ -124,11 +127,15 @@ class GuestConfig:
             lock=values.get("lock") or None,
             startup=Startup.parse(values.get("startup", "")),
             storages=frozenset(_storages(values)),
+            tags=frozenset(re.split(r"[;,\s]+", values.get("tags", "").lower())) - {""},
+            protection=truthy(values.get("protection")),
+            base=any(_volume(value).rpartition("/")[2].rpartition(":")[2].startswith(_BASE) for _, value in _disks(values)),
         )
 
 
 _TRUE = frozenset({"1", "on", "yes", "true"})
 _VOLATILE = frozenset({"lock", "parent", "digest", "snapstate", "snaptime", "vmstate", "runningmachine", "runningcpu"})
+_BASE = ("base-", "basevol-")  # the latter is a container's on ZFS
 _VOLUME_KEY = re.compile(r"(rootfs|mp\d+|(ide|sata|scsi|virtio|efidisk|tpmstate)\d+)")
 _MAC = re.compile(r"([0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5})")
 
@@ -180,9 +187,9 @@ def _volume(text: str) -> str:
 
 def _storages(values: Mapping[str, str]) -> set[str]:
     """Storages of all disks that a start opens. `none`, bind mounts and devices (`/path`) belong to no storage."""
-    found = set()
-    for key, value in values.items():
-        volume = _volume(value)
-        if _VOLUME_KEY.fullmatch(key) and ":" in volume and not volume.startswith("/"):
-            found.add(volume.partition(":")[0])
-    return found
+    volumes = [_volume(value) for _, value in _disks(values)]
+    return {volume.partition(":")[0] for volume in volumes if ":" in volume and not volume.startswith("/")}
+
+
+def _disks(values: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in values.items() if _VOLUME_KEY.fullmatch(key)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from guestward.model.decision import Guard, Outcome
 from guestward.model.guest import GuestId
 from guestward.model.locks import LockMemory
+from guestward.model.scratch import ScratchMemory
 from guestward.model.task import Upid
 
 
@@ -105,7 +106,8 @@ class GuestMemory:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """An operator's wish that nothing be done. vmid None: the whole node. duration in seconds.
+    """An operator's wish that nothing be done. vmid None: the whole node. duration in seconds. claim: a restore tester's word that the
+    guest with this VMID of the scratch band is, or will be, his own and in use.
 
     It ends by boot time within the boot in which it was written and by wall time in later ones, and lasts on while the wall clock is
     behind its own writing.
@@ -118,6 +120,7 @@ class Hold:
     boot_id: str
     boottime: float
     wall: float
+    claim: bool = False
 
     def remaining(self, boot_id: str, boottime: float, wall: float) -> float:
         """Seconds until it ends; 0 or less when it has ended."""
@@ -133,8 +136,8 @@ class NodeMemory:
     """What is remembered of the node.
 
     boot_id: the boot in which all times are, in seconds since its start. watched: guests were seen in this boot. looked_at: when the last
-    look began. offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests. unseeded:
-    the memory was lost, and PVE has not been asked yet what was tried before.
+    look began. offsets: every value that wall clock less boot clock has had. locks: all locks of owned guests. scratch: what was tried
+    and claimed in the band. unseeded: the memory was lost, and PVE has not been asked yet what was tried before.
     """
 
     boot_id: str = ""
@@ -144,4 +147,5 @@ class NodeMemory:
     sweeps: int = 0
     mass_stop_until: float | None = None
     locks: tuple[LockMemory, ...] = ()
+    scratch: tuple[ScratchMemory, ...] = ()
     unseeded: bool = False

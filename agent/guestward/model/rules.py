@@ -30,6 +30,9 @@ class Rules:
     lock_recovery: bool
     lock_confirm: float
     lock_warn_after: float
+    scratch_tag: str
+    scratch_origins: frozenset[str]
+    scratch_min_age: float
 
     def in_scratch_band(self, vmid: int) -> bool:
         """Whether no duty may ever start that guest."""

@@ -45,7 +45,7 @@ def refused(attempt: Attempt, at: float, reason: str) -> Attempt:
 def own_starts(tasks: Iterable[Task], guest: GuestId, token_id: str, since: float, until: float) -> list[Upid]:
     """Our token's start tasks for this guest, oldest first, of workers born between two moments (seconds since host boot).
 
-    That is how a start is found whose answer was lost: token and pstart, which no clock jump can falsify (C20).
+    That is how a start is found whose answer was lost: token and pstart, which no clock jump can falsify (C20). tasks: of this boot.
     """
     wanted = (START_TYPES[guest.kind], "hastart")
     found = {
@@ -56,7 +56,7 @@ def own_starts(tasks: Iterable[Task], guest: GuestId, token_id: str, since: floa
         and task.upid.user == token_id
         and since <= task.upid.started_boottime <= until
     }
-    return sorted(found, key=lambda upid: upid.pstart)
+    return sorted(found, key=lambda upid: (upid.pstart, upid.text))
 
 
 def follow(attempt: Attempt, at: float, said: TaskStatus | None, live: LiveStatus | None) -> Attempt:

@@ -144,7 +144,7 @@ def _locked(case: Case) -> Answer:
     config_lock = case.config.lock if isinstance(case.config, GuestConfig) else None
     lock = case.guest.lock or config_lock
     if lock is None and case.recovering:  # its deletion locks it in a moment, and a start would fail
-        return True, "lock recovery is at work: the snapshot that vzdump left is being deleted"
+        return True, "lock recovery is at work on it"
     return lock is not None, f"lock {lock}" if lock else "no lock"
 
 

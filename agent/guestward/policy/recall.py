@@ -44,7 +44,10 @@ def recall(memory: GuestMemory, seen: ListedGuest, obs: Observation, rules: Rule
     if _as_before(memory, seen, obs):
         return Recalled(memory)
     notices: list[Notice] = []
+    joins = seen.id in obs.members and not memory.owned
     memory = replace(memory, name=seen.name, owned=seen.id in obs.members, away=False)
+    if joins:
+        memory = replace(memory, down_since=None)  # for how long it was down before it was ours is nobody's business
     memory = _born(memory, seen)
     config = obs.configs.get(seen.id)
     if isinstance(config, GuestConfig):

@@ -14,6 +14,7 @@ from guestward.model.guest import GuestConfig, GuestId, GuestKind, ListedGuest, 
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, FlockHolder, HostState, Member, Resources, StorageState
 from guestward.model.reading import Reading, Unreadable
+from guestward.model.scratch import ScratchId
 from guestward.model.task import Task, TaskStatus, Unknown, Upid, task_status
 from guestward.ports import Board, GuestLabel, PveAnswerLost, PveError, PveRefused, PveUnreachable
 from guestward.sim.api import Trouble
@@ -275,6 +276,12 @@ class SimPve:
         path = f"/nodes/{self.node}/tasks?source=archive"
         return self._ask("GET", path, deadline, lambda: self._rows(self.world.archive, ARCHIVE_PAGE))
 
+    def past_tasks_of(self, vmid: int, *, deadline: float) -> tuple[Task, ...]:
+        """Those of one VMID."""
+        path = f"/nodes/{self.node}/tasks?source=archive&vmid={vmid}"
+        mine = (task for task in self.world.archive if task.upid.id == str(vmid))
+        return self._ask("GET", path, deadline, lambda: self._rows(mine, ARCHIVE_PAGE))
+
     def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
         """The vzdumps among them."""
         path = f"/nodes/{self.node}/tasks?source=archive&typefilter=vzdump"
@@ -377,22 +384,89 @@ class SimPve:
 
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """Start one guest."""
-        path = f"{self._path(guest)}/status/start"
-        self._note(f"POST {path}")
+        return self._change("start", "POST", f"{self._path(guest)}/status/start", guest, deadline, self._start)
+
+    def stop_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """Stop a guest of the band."""
+        guest = GuestId(kind, scratch.vmid)
+        return self._change("stop", "POST", f"{self._path(guest)}/status/stop", guest, deadline, self._stop)
+
+    def destroy_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """Destroy a guest of the band."""
+        guest = GuestId(kind, scratch.vmid)
+        return self._change("destroy", "DELETE", self._path(guest), guest, deadline, self._destroy)
+
+    def _change(self, verb: str, method: str, path: str, guest: GuestId, deadline: float, act: Callable[[GuestId, bool], Upid]) -> Upid:
+        """A request that changes something. act: carries it out, and knows whether the answer will be lost."""
+        self._note(f"{method} {path}")
         try:
-            fate = self._arrive("POST", path, deadline, lambda: self._effect("start", guest, "lost"))
-            upid = self._start(guest, lost=fate.lost)
+            fate = self._arrive(method, path, deadline, lambda: self._effect(verb, guest, "lost"))
+            upid = act(guest, fate.lost)
         except (PveUnreachable, _HungError):
             raise  # it was never sent, or is noted
         except _AnswerGone:
-            raise PveAnswerLost(f"POST {path}: the connection broke off before the answer") from None
+            raise PveAnswerLost(f"{method} {path}: the connection broke off before the answer") from None
         except PveError as error:
-            self._effect("start", guest, "lost" if isinstance(error, PveAnswerLost) else "refused")
+            self._effect(verb, guest, "lost" if isinstance(error, PveAnswerLost) else "refused")
             raise
         self._depart(fate)
         return upid
 
-    def _start(self, guest: GuestId, *, lost: bool) -> Upid:
+    def _stop(self, guest: GuestId, lost: bool) -> Upid:
+        """A hard stop (API2/LXC/Status.pm, API2/Qemu.pm): what does not run is refused; a lock, the task says."""
+        self._check(guest, "VM.PowerMgmt")
+        found = self._here(guest)
+        if found is None:
+            raise PveRefused(f"500 {self._no_file(guest)}", 500)
+        if not found.running:
+            raise PveRefused(f"500 {found.noun} {guest.vmid} not running", 500)
+        task, failed = self.world.asked_to_stop(found, self.token_id)
+        self._effect("stop", guest, "lost" if lost else "failed" if failed else "ok")
+        return task.upid
+
+    def _destroy(self, guest: GuestId, lost: bool) -> Upid:
+        """In PVE's order (pve-facts E5). With `purge`, neither HA nor a replication job is in the way."""
+        self._check(guest, "VM.Allocate")
+        found = self._here(guest)
+        if found is None:
+            raise PveRefused(f"500 {self._no_file(guest)}", 500)
+        container = guest.kind is GuestKind.LXC
+        if found.protection:
+            raise PveRefused(f"500 can't remove {found.noun} {guest.vmid} - protection mode enabled", 500)
+        if container and found.lock is not None:
+            raise PveRefused(f"500 CT is locked ({found.lock})", 500)
+        if found.running:
+            what = (
+                f"unable to destroy CT {guest.vmid} - container is running" if container else f"VM {guest.vmid} is running - destroy failed"
+            )
+            raise PveRefused(f"500 {what}", 500)
+        if not self.world.quorate:
+            raise PveRefused("500 cluster not ready - no quorum?", 500)
+        task, failed = self.world.asked_to_destroy(found, self.token_id)
+        self._effect("destroy", guest, "lost" if lost else "failed" if failed else "ok")
+        return task.upid
+
+    def volume_storages(self, *, deadline: float) -> Mapping[str, bool]:
+        """Storages that the token may see."""
+        return self._ask("GET", f"/nodes/{self.node}/storage", deadline, self._storages)
+
+    def _storages(self) -> dict[str, bool]:
+        return {name: online for name, online in self.world.storages.items() if self.may("Datastore.Audit", f"/storage/{name}")}
+
+    def volumes(self, storage: str, scratch: ScratchId, *, deadline: float) -> tuple[str, ...]:
+        """Volumes of a VMID; those that the token may not see are left out in silence (pve-facts F3)."""
+        path = f"/nodes/{self.node}/storage/{storage}/content?vmid={scratch}"
+        return self._ask("GET", path, deadline, lambda: self._volumes(storage, scratch.vmid))
+
+    def _volumes(self, storage: str, vmid: int) -> tuple[str, ...]:
+        if not self.may("Datastore.Audit", f"/storage/{storage}"):
+            raise PveRefused(f"403 Permission check failed (/storage/{storage}, Datastore.Audit)", 403)
+        if not self.world.storages.get(storage, False):
+            raise PveRefused(f"500 storage '{storage}' is not online", 500)
+        visible = self.may("VM.Config.Disk", f"/vms/{vmid}")
+        return tuple(volume for volume in self.world.volumes_of(vmid) if visible and volume.startswith(f"{storage}:"))
+
+    def _start(self, guest: GuestId, lost: bool) -> Upid:
         """In PVE's order: permission, a container that runs, quorum; all else, even that it does not exist, its task says (D1, D2)."""
         self._check(guest, "VM.PowerMgmt")
         found = self._here(guest)

@@ -144,6 +144,10 @@ class SimGuest:
             own["parent"] = "vzdump"
         return own | {"digest": f"{self.edits:040x}"} | lock
 
+    def volumes(self) -> tuple[str, ...]:
+        """Its volumes, as a storage names them."""
+        return tuple(value.partition(",")[0] for value in self.options().values() if re.fullmatch(r"[\w.-]+:\S+/vm-\S+", value))
+
     def config(self) -> GuestConfig:
         """Its configuration, read as the agent reads PVE's answer."""
         if self.parsed is None:

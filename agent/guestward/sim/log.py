@@ -20,7 +20,7 @@ RESULTS = ("ok", "refused", "failed", "lost")
 # Fields that text shows: numbers and words of closed sets, so that a golden log outlives a better wording.
 SHOWN = (
     *("attempt", "of", "attempts", "outcome", "down_s", "state", "path", "privilege", "scope", "for_s", "waited_s", "closed_s", "missed_s"),
-    *("lock", "step", "age_s", "code"),
+    *("lock", "step", "age_s", "code", "verdict", "volumes"),
     *("reasons", "sweeps_since_boot", "guests_evaluated", "currently_stopped", "left_down", "holds", "host_gate"),
     *("aborted_in_a_row", "aborted_for_s", "incomplete_for_s", "in_flight", "interval_s", "signal", "key", "where"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,11 @@ class Simulation:
         self.release(vmid)
         clock = SimClock(self.world)
         self.store.hold_list.append(Hold(vmid, "work", "root", seconds, clock.boot_id(), clock.boottime(), clock.wall()))
+
+    def claim(self, vmid: int, seconds: float = 7200.0) -> None:
+        """`guestward scratch claim`."""
+        self.hold(vmid, seconds)
+        self.store.hold_list[-1] = replace(self.store.hold_list[-1], claim=True)
 
     def release(self, vmid: int | None = None) -> None:
         """`guestward release`."""

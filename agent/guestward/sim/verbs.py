@@ -642,6 +642,17 @@ def _hold(words: Words) -> Act:
     return lambda sim: sim.hold(guest, seconds)
 
 
+@verb(
+    "claim",
+    "VMID [for DURATION]",
+    "`guestward scratch claim`: a VMID of the band is in use for so long (2h), and what is made there is ours.",
+)
+def _claim(words: Words) -> Act:
+    guest = words.vmid()
+    seconds = words.seconds(least=1.0) if words.maybe("for") else 7200.0
+    return lambda sim: sim.claim(guest, seconds)
+
+
 @verb("release", "[VMID]", "`guestward release`: the hold ends.")
 def _release(words: Words) -> Act:
     guest = words.maybe_guest(gone=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from guestward.model.guest import GuestId, GuestKind
 from guestward.model.observation import NodeNames
 from guestward.model.task import JIFFIES, Upid
-from guestward.sim.acl import Acl
+from guestward.sim.acl import SUBJECTS, Acl
 from guestward.sim.api import ApiState
 from guestward.sim.guest import IN_FILE, SimGuest, traits
 from guestward.sim.helper import HelperState
@@ -31,6 +31,7 @@ BOOTED = 100_000.0  # seconds since host boot at which a simulation begins
 EPOCH = 1_900_000_000.0
 BROADCAST, BROADCAST_AT = 10.0, 3.0  # pvestatd tells the cluster what runs every 10 s (pve-facts A1)
 FIRST_BROADCAST = 12.0  # after the boot of the host (timelines 11d)
+STOPPED_IN, DESTROYED_IN = 1.0, 2.0  # of scratch guests, by the agent
 RESET, HOOK_FAILS_AFTER, RESTORES_IN = 0.1, 0.3, 0.3  # of a container, fine grained (timelines 1, 2, 5, 8a)
 GRANTS_POOL = ("VM.Audit", "VM.PowerMgmt", "Pool.Audit")
 GRANTS_SCRATCH = ("VM.Audit", "VM.PowerMgmt", "VM.Allocate", "VM.Config.Disk", "VM.Config.Options")
@@ -71,6 +72,8 @@ class World:
         self.quorate, self.pmxcfs, self.hold_file, self.maintenance = True, True, False, False
         self.storages: dict[str, bool] = {"local": True}
         self.unreadable: dict[str, str] = {}
+        self.orphans: dict[int, tuple[str, ...]] = {}  # VMID -> volumes that no configuration names
+        self.torn_down: set[int] = set()  # VMIDs of guests that the agent has destroyed
         self.hidden: set[int] = set()  # VMIDs that the lists leave out although the pool names them
         self.fine_grained = False  # whether others' starts and stops take their time, and show what PVE shows meanwhile
         self.most_starts: int | None = None  # more start tasks at once than this wait for a lock in vain (C76)
@@ -97,8 +100,17 @@ class World:
     def grant_band(self, band: Iterable[int]) -> None:
         """What the scratch band needs, one entry a VMID: a grant on `/vms` would cover every guest (pve-facts E5)."""
         for vmid in band:
-            for privilege in GRANTS_SCRATCH:
-                self.acl.grant(privilege, f"/vms/{vmid}")
+            self.grant_scratch(vmid)
+
+    def grant_scratch(self, vmid: int, who: str = "both") -> None:
+        """The role GuestwardScratch at `/vms/VMID`, for user, token or both."""
+        for privilege in GRANTS_SCRATCH:
+            self.acl.grant(privilege, f"/vms/{vmid}", who)
+
+    def lacks_scratch(self, vmid: int) -> list[str]:
+        """Who of user and token has no such entry that counts."""
+        path = f"/vms/{vmid}"
+        return [who for who in SUBJECTS if self.acl.is_barred(who, path) or not self.acl.has(who, path, GRANTS_SCRATCH)]
 
     def _pools(self) -> Mapping[str, set[int]]:
         return self.made("pools", self._make_pools, "acl")
@@ -254,6 +266,7 @@ class World:
         guest.running, guest.lock, guest.snapshots, guest.only_lock = False, "create", {}, True
         if killed:
             guest.pool = None
+            self.orphans[vmid] = (f"local:{vmid}/vm-{vmid}-disk-0.raw",)
         self._soon(RESTORES_IN, lambda: self._restored(guest, task, killed=killed))
 
     def _restored(self, guest: SimGuest, task: SimTask, *, killed: bool) -> None:
@@ -538,6 +551,47 @@ class World:
                 self.failures.remove(ordered)
                 return ordered[1]
         return None
+
+    def asked_to_stop(self, guest: SimGuest, by: str) -> tuple[SimTask, bool]:
+        """PVE takes the agent's request. Returns the task, and whether it will fail."""
+        failure = self.take_failure("stop") or (f"{guest.noun} is locked ({guest.lock})" if guest.lock is not None else None)
+        task = self.task(guest.task_type("stop"), str(guest.id.vmid), by)
+        if failure is not None:
+            self.end_task(task, failure)
+        else:
+            self.later(STOPPED_IN, lambda: self.take_down(guest, lambda: self.end_task(task, "OK")))
+        return task, failure is not None
+
+    def asked_to_destroy(self, guest: SimGuest, by: str) -> tuple[SimTask, bool]:
+        """The same. A container of which a volume cannot be removed stays; of a VM the volume stays, and it is a warning (pve-facts E5)."""
+        failure, vmid = self.take_failure("destroy"), guest.id.vmid
+        if guest.lock is not None:
+            failure = f"VM is locked ({guest.lock})"
+        task = self.task(guest.task_type("destroy"), str(vmid), by)
+        stays = failure is not None and (guest.id.kind is GuestKind.LXC or guest.lock is not None)
+        if stays:
+            self.later(DESTROYED_IN, lambda: self.end_task(task, failure or ""))
+        else:
+            self.later(DESTROYED_IN, lambda: self._destroyed(guest, task, failure))
+        return task, stays
+
+    def _destroyed(self, guest: SimGuest, task: SimTask, failure: str | None) -> None:
+        vmid = guest.id.vmid
+        if task.said is not None or self.guests.get(vmid) is not guest:
+            self.end_task(task, "OK")
+            return
+        if failure is not None:
+            self.orphans[vmid] = (*self.orphans.get(vmid, ()), *guest.volumes())
+        del self.guests[vmid]
+        self.torn_down.add(vmid)
+        self.touch()
+        self.acl.wipe(vmid)
+        self.end_task(task, "OK" if failure is None else "WARNINGS: 1")
+
+    def volumes_of(self, vmid: int) -> tuple[str, ...]:
+        """All volumes with that VMID: of its guest, and those that nothing refers to."""
+        guest = self.guests.get(vmid)
+        return (*(guest.volumes() if guest is not None else ()), *self.orphans.get(vmid, ()))
 
     def asked_to_start(self, guest: SimGuest, by: str) -> tuple[SimTask | None, str]:
         """PVE takes the agent's request; the guest's script says what comes of it. Returns the task, if any, and the effect's result."""

@@ -11,6 +11,7 @@ from guestward.model.helper import ANSWERED_WITHIN, Answer, Request
 from guestward.model.memory import GuestMemory, Hold, NodeMemory
 from guestward.model.observation import BackupWitnesses, HostState, Member, Resources
 from guestward.model.reading import Reading
+from guestward.model.scratch import ScratchId
 from guestward.model.task import Task, TaskStatus, Upid
 from guestward.ports import Board, Helper, HelperCall, HelperLost, HelperUnreachable, HostWitness, Pve, PveError, Store
 
@@ -64,6 +65,10 @@ class HeardPve:
         """Ended tasks."""
         return self._ask("archive", 0, lambda: self.inner.past_tasks(deadline=deadline))
 
+    def past_tasks_of(self, vmid: int, *, deadline: float) -> tuple[Task, ...]:
+        """Ended tasks of one VMID."""
+        return self._ask("archive", vmid, lambda: self.inner.past_tasks_of(vmid, deadline=deadline))
+
     def past_backups(self, *, deadline: float) -> tuple[Task, ...]:
         """Ended vzdumps."""
         return self._ask("archive", 0, lambda: self.inner.past_backups(deadline=deadline))
@@ -99,6 +104,22 @@ class HeardPve:
     def start(self, guest: GuestId, *, deadline: float) -> Upid:
         """Start one guest."""
         return self._ask("start", guest.vmid, lambda: self.inner.start(guest, deadline=deadline))
+
+    def stop_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """Stop a guest of the band."""
+        return self._ask("stop", scratch.vmid, lambda: self.inner.stop_scratch(kind, scratch, deadline=deadline))
+
+    def destroy_scratch(self, kind: GuestKind, scratch: ScratchId, *, deadline: float) -> Upid:
+        """Destroy a guest of the band."""
+        return self._ask("destroy", scratch.vmid, lambda: self.inner.destroy_scratch(kind, scratch, deadline=deadline))
+
+    def volume_storages(self, *, deadline: float) -> Mapping[str, bool]:
+        """Storages that may hold volumes."""
+        return self._ask("storages", 0, lambda: self.inner.volume_storages(deadline=deadline))
+
+    def volumes(self, storage: str, scratch: ScratchId, *, deadline: float) -> tuple[str, ...]:
+        """Volumes with a VMID of the band."""
+        return self._ask("volumes", scratch.vmid, lambda: self.inner.volumes(storage, scratch, deadline=deadline))
 
 
 @dataclass(slots=True)

@@ -172,9 +172,10 @@ class Of:
 
     cut_at: the agent was killed after it had begun to look whether to start it, so that it may have noted a start that was never sent.
     cuts: when that was, in virtual seconds. needed: storages that its configuration ever named. told: the number of the attempt that
-    was told last; told_at: when, in seconds since host boot. locks: how often its lock changed, so that each lock has a number; lock_at:
-    when it last did; dangling_at: when a snapshot of vzdump came; gone_at: when it was last another guest, or not ours; anew_at: when
-    it was last seen under a lock under which guests are made: in virtual seconds.
+    was told last; told_at: when, in seconds since host boot. locks: how often its lock changed, so that each lock has a number;
+    lock_at: when it last did; dangling_at: when a snapshot of vzdump came; claims: from when until when it was claimed, by the wall
+    clock; gone_at: when it was last another guest, or not ours; anew_at: when it was last seen under a lock under which guests are
+    made: in virtual seconds.
     """
 
     names: set[str] = field(default_factory=set)
@@ -208,6 +209,7 @@ class Of:
     locks: int = 0
     lock_at: float = -math.inf
     dangling_at: float = -math.inf
+    claims: list[tuple[float, float]] = field(default_factory=list)
     gone_at: float = -math.inf
     anew_at: float = -math.inf
 
@@ -236,6 +238,7 @@ class Past(Watch):
         self.job: list[Asked] = []
         self.job_over = True
         self.cut_at = -math.inf  # virtual second at which an agent that was killed in the middle of a job was started again
+        self.regranted_at = self.regrant_failed = -math.inf  # virtual seconds of the last request to put grants back, and of one in vain
         self.boot_offset = self.world.boot_offset  # as this boot began, or the run
         self.cut_off: list[Asked] = []  # the questions of the job in which the agent was killed last
         self.last: dict[tuple[str, int], Asked] = {}  # the last question of each kind, and VMID, that was answered
@@ -363,6 +366,10 @@ class Past(Watch):
 
     def looked(self, job: str) -> None:
         """The job is over; its questions stay until the next one asks."""
+        for hold in self.snap.node.holds:
+            lasts = (hold.wall, hold.wall + hold.duration)
+            if hold.claim and hold.vmid is not None and lasts not in self.memory(hold.vmid).claims:
+                self.memory(hold.vmid).claims.append(lasts)
         if self.job and not self.job_over:
             self._answered(self.job[-1])
         self.sample(node=self.job_over)
@@ -477,8 +484,8 @@ class Past(Watch):
             identity=guest.identity,
             order=order,
             up=up,
-            tags=guest.tags,
-            protection=guest.protection,
+            tags=guest.tags if options_there else "",
+            protection=guest.protection and options_there,
             snapshots=tuple(sorted(guest.snapshots)),
             config=tuple(getattr(guest, name) for name in sorted(IN_CONFIG)),
             locker=guest.locker,
@@ -692,6 +699,9 @@ class Past(Watch):
     def effect(self, effect: Effect) -> None:
         """Note a start, before any monitor judges it."""
         self.sample()
+        if effect.verb == "regrant":
+            self.regranted_at = self.world.now
+            self.regrant_failed = self.regrant_failed if effect.result == "ok" else self.world.now
         if effect.verb in STEPS and effect.door == "helper" and effect.vmid is not None:
             self._step(effect, effect.vmid)
         if effect.verb != "start" or effect.vmid is None:
@@ -716,6 +726,11 @@ class Past(Watch):
         else:
             self._open.append(sent)
             self._follow_open()
+
+    @property
+    def band(self) -> range:
+        """VMIDs of scratch guests."""
+        return range(self.rules.scratch_first, self.rules.scratch_last + 1)
 
     def _step(self, effect: Effect, vmid: int) -> None:
         """A request to the helper; one that came through no door of the agent is judged by the world as it is now."""

@@ -135,6 +135,9 @@ class HeartbeatCounts(Watch):
             self.least = self.most
 
 
+WATCHDOGS = ("/pool/", "/nodes/", "/storage")  # paths of the grants that the watchdog lives on; those of the band go and come back
+
+
 class GrantsTold(Watch):
     """I13."""
 
@@ -151,7 +154,7 @@ class GrantsTold(Watch):
 
     def event(self, logged: Logged) -> None:
         """Keep what is told, and judge it."""
-        if logged.event not in ("grant_lost", "grant_restored"):
+        if logged.event not in ("grant_lost", "grant_restored") or not str(logged.fields.get("path")).startswith(WATCHDOGS):
             return
         self._catch_up()
         grant = (str(logged.fields.get("path")), str(logged.fields.get("privilege")))
