@@ -647,8 +647,8 @@ def claim(since: float, until: float) -> Claimed:
 
 @pytest.mark.parametrize(
     ("since", "until"),
-    [(40_000, 30_000), (OLD, OLD), (OLD, 1), (OLD, -100)],
-    ids=["within", "as it ended", "as it began", "in one that lasts"],
+    [(40_000, 30_000), (OLD, OLD), (OLD, 1), (OLD, -100), (OLD - 0.9, 1)],
+    ids=["within", "as it ended", "as it began", "in one that lasts", "in the second in which it began"],
 )
 def test_a_claim_proves_whose_it_is_when_it_was_made_meanwhile(since: float, until: float) -> None:
     found = judge(case(by=STRANGER, claimed=claim(since, until)))
@@ -967,7 +967,7 @@ def is_ours(facts: ScratchCase) -> bool:
         if one.upid.type in ("vzdestroy", "qmdestroy") and one.status is KILLED and facts.config.lock != "destroyed":
             return False
     claim = facts.memory.claimed
-    return newest.upid.user == TESTER or (claim is not None and claim.since <= newest.upid.starttime <= claim.until)
+    return newest.upid.user == TESTER or (claim is not None and claim.since - 1 < newest.upid.starttime <= claim.until)
 
 
 def left_the_file_alone(one: Task, written: float | None) -> bool:

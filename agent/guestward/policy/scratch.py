@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -142,7 +143,8 @@ def origin(case: ScratchCase) -> str:
 
 def _within(claimed: Claimed, makers: tuple[Task, ...]) -> bool:
     """Whether the guest was made while its VMID was claimed. Who claims a VMID may not know that somebody's guest has it already."""
-    return bool(makers) and all(claimed.since <= task.upid.starttime <= claimed.until for task in makers)
+    since = math.floor(claimed.since)  # PVE notes whole seconds
+    return bool(makers) and all(since <= task.upid.starttime <= claimed.until for task in makers)
 
 
 def _makers(case: ScratchCase) -> tuple[Task, ...]:

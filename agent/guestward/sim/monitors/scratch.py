@@ -110,7 +110,7 @@ def proven_ours(past: Past, facts: Facts) -> bool:
     last = next(ours, None)
     if last is None or last.upid.type not in BIRTHS:
         return False
-    return last.upid.user in scratch.origins or any(since <= last.upid.starttime <= until for since, until in past.memory(vmid).claims)
+    return last.upid.user in scratch.origins or any(since - 1 <= last.upid.starttime <= until for since, until in past.memory(vmid).claims)
 
 
 def surely_ours(past: Past, facts: Facts) -> bool:
