@@ -212,6 +212,19 @@ def test_a_guest_that_leaves_the_pool_meanwhile_is_forgotten_and_nothing_of_it_i
     assert told(sim, "unlocked", "lock_step_failed") == [] and sim.watch.locks.calls == {}
 
 
+def test_an_answer_for_one_that_has_left_is_not_taken_for_that_of_the_one_that_is_back() -> None:
+    sim = killed(simulation())
+    sim.world.at(240.5, sim.world.helper.hang)
+    for t, pool in ((290, None), (850, "guestward")):
+        sim.world.at(t, lambda pool=pool: setattr(sim.world.guests[101], "pool", pool))  # type: ignore[misc]
+    sim.run(900)
+    assert sim.watch is not None
+    assert [(memory.id.vmid, memory.asked) for memory in known(sim)] == [(101, False)]
+    assert sim.watch.locks.calls  # nobody has answered yet; nobody does, at 901 s
+    sim.run(910)
+    assert (sim.watch.locks.calls, failures(sim)) == ({}, [])
+
+
 # ---------------------------------------------------------------------------------------------------- over restarts
 
 

@@ -275,7 +275,7 @@ class LockRecovery:
                 answer = Answer(HelperCode.UNKNOWN, str(error))
             if answer is not None:
                 del self.calls[id]
-                if id in self.memories:
+                if id in self.memories and self.memories[id].asked:  # one that left us meanwhile and is back has asked for nothing
                     self._ended(self.memories[id], answer)
                     self._keep()
 
