@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from guestward.sim.log import Logged
 from guestward.sim.monitors import truth
 from guestward.sim.monitors.base import Watch
 from guestward.sim.monitors.heard import CANARY
-from guestward.sim.monitors.past import Facts, Past, Snap
+from guestward.sim.monitors.past import Asked, Facts, Past, Snap
 
 NAMES = ("names", "quorum", "pve-guests", "system", "hold_file", "maintenance", "frozen")
 ALWAYS = ("privileges", "list", "members", "active")
@@ -28,13 +29,8 @@ def counts(past: Past) -> bool | None:
 
 def _counts(past: Past) -> bool | None:
     finals: dict[tuple[str, int], bool] = {}
-    node, lost, witnessed = past.snap.node, frozenset[tuple[str, str]](), False
-    for asked in past.job:
-        if asked.kind == "live":
-            break  # what comes then is the look before a start
-        if asked.kind == "archive" and witnessed:
-            continue  # lock recovery asks on its own account; the sweep reads the history before it looks for backups
-        witnessed = witnessed or asked.kind == "backups"
+    node, lost = past.snap.node, frozenset[tuple[str, str]]()
+    for asked in _of_the_sweep(past):
         if asked.kind in NEEDED:
             finals[(asked.kind, asked.vmid)] = asked.answered
             lost = asked.lost if asked.kind == "privileges" else lost
@@ -47,9 +43,30 @@ def _counts(past: Past) -> bool | None:
     if node.unreadable and any(name in node.unreadable for name in NAMES):
         return False
     doubtful = (
-        node.hidden or past.concealed() or _moved(past) or past.world.now - past.again_failed < 2 * past.sim.config.watchdog.interval + 10
+        node.hidden
+        or _band_unread(past)
+        or past.concealed()
+        or _moved(past)
+        or past.world.now - past.again_failed < 2 * past.sim.config.watchdog.interval + 10
     )
     return None if doubtful else True
+
+
+def _of_the_sweep(past: Past) -> Iterator[Asked]:
+    """What the watchdog has asked in this job; lock recovery and scratch teardown ask for themselves."""
+    witnessed = False
+    for asked in past.job:
+        if asked.kind == "live" or (asked.kind == "archive" and asked.vmid in past.band):
+            return  # what comes then is the look before a start, or a teardown's
+        if (asked.kind == "archive" and witnessed) or (asked.kind == "config" and asked.vmid in past.band):
+            continue  # the sweep reads the history before it looks for backups
+        witnessed = witnessed or asked.kind == "backups"
+        yield asked
+
+
+def _band_unread(past: Past) -> bool:
+    """Whether a configuration could not be read of which it is not known who asked for it."""
+    return any(asked.kind == "config" and asked.vmid in past.band and not asked.answered for asked in past.job)
 
 
 def _moved(past: Past) -> bool:
